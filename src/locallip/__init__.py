@@ -1,0 +1,30 @@
+"""locallip: image classifiers whose robustness to l2-bounded perturbations is proved, and the proof for any network."""
+
+from locallip.activations import ClippedMaxMin, MaxMin, ReLUTheta
+from locallip.certify import Certificate, Verdict, certified_radius, certify, global_lipschitz, local_lipschitz
+from locallip.models import build_model
+from locallip.network import Network, Normalize, UnsupportedLayer, lower, register_layer
+from locallip.norms import Guarantee, LayerTooLarge
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Certificate",
+    "ClippedMaxMin",
+    "Guarantee",
+    "LayerTooLarge",
+    "MaxMin",
+    "Network",
+    "Normalize",
+    "ReLUTheta",
+    "UnsupportedLayer",
+    "Verdict",
+    "__version__",
+    "build_model",
+    "certified_radius",
+    "certify",
+    "global_lipschitz",
+    "local_lipschitz",
+    "lower",
+    "register_layer",
+]

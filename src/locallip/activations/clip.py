@@ -1,0 +1,82 @@
+"""Activations that are the identity between two thresholds and constant outside: ReLU, ReLU-theta, ReLU6, Hardtanh."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from locallip.activations.base import Activation, Box, Hinge, Varying
+
+
+class ReLUTheta(nn.Module):
+    """ReLU with a learnable upper threshold per unit: min(max(z, 0), theta), eq. of ReLU-theta in the paper.
+
+    `shape` is the shape of one sample, without batch. theta is the absolute value of the parameter, so no step of an
+    optimizer makes it negative.
+    """
+
+    def __init__(self, shape: int | Sequence[int], init: float = 1.0):
+        super().__init__()
+        if not init >= 0:
+            raise ValueError(f"the threshold of ReLUTheta must be >= 0, got init={init}")
+        shape = (shape,) if isinstance(shape, int) else tuple(shape)
+        self.raw_theta = nn.Parameter(torch.full(shape, float(init)))
+
+    @property
+    def theta(self) -> Tensor:
+        return self.raw_theta.abs()
+
+    def forward(self, z: Tensor) -> Tensor:
+        return torch.minimum(F.relu(z), self.theta)
+
+    def extra_repr(self) -> str:
+        return f"shape={tuple(self.raw_theta.shape)}"
+
+
+class Clip(Activation):
+    """z -> min(max(z, low), high): constant at `low` where upper <= low, at `high` where lower >= high.
+
+    `high(dtype)` gives the upper threshold, a number or one value per unit.
+    """
+
+    def __init__(self, low: float, high: Callable[[torch.dtype], Tensor | float]):
+        self.low, self._high = low, high
+
+    def _cap(self, z: Tensor) -> Tensor:
+        high = self._high(z.dtype)
+        return torch.minimum(z, high) if isinstance(high, Tensor) else z.clamp(max=high)
+
+    def __call__(self, z: Tensor) -> Tensor:
+        return self._cap(z.clamp(min=self.low))
+
+    def image(self, box: Box) -> Box:
+        return Box(self(box.lower), self(box.upper))
+
+    def varying(self, box: Box) -> Varying:
+        """eq:indicator_relux, negated so that NaN stays varying."""
+        constant = (box.upper <= self.low) | (box.lower >= self._high(box.lower.dtype))
+        return Varying(~constant, ~constant)
+
+    def hinge(self, box: Box) -> Hinge:
+        """max(0, UB) and max(0, theta - LB) of eqn:sparse_loss; no second term without an upper threshold."""
+        high = self._high(box.lower.dtype)
+        below = (box.upper - self.low).clamp(min=0)
+        if not isinstance(high, Tensor) and high == float("inf"):
+            return Hinge(below, torch.zeros_like(below))
+        return Hinge(below, (high - box.lower).clamp(min=0))
+
+
+def relu() -> Clip:
+    return Clip(0.0, lambda dtype: float("inf"))
+
+
+def clip(low: float, high: float) -> Clip:
+    """Hardtanh and ReLU6."""
+    return Clip(low, lambda dtype: high)
+
+
+def relu_theta(module: ReLUTheta) -> Clip:
+    return Clip(0.0, lambda dtype: module.theta.to(dtype))

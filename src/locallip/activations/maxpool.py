@@ -1,0 +1,56 @@
+"""Max pooling over disjoint windows: 1-Lipschitz in l2 because no input feeds two outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from locallip.activations.base import Activation, Box, Varying
+
+
+class MaxPool2d(Activation):
+    """The largest entry of each window, windows disjoint (stride >= kernel)."""
+
+    def __init__(
+        self,
+        in_shape: Sequence[int],
+        kernel: tuple[int, int],
+        stride: tuple[int, int],
+        padding: tuple[int, int],
+        ceil_mode: bool,
+    ):
+        if any(s < k for s, k in zip(stride, kernel, strict=True)):
+            raise ValueError(f"windows overlap: kernel {kernel} with stride {stride}")
+        self._pool = {"kernel_size": kernel, "stride": stride, "padding": padding, "ceil_mode": ceil_mode}
+        self._out = self(torch.zeros(1, *in_shape)).shape[1:]
+        geometry = zip(in_shape[1:], self._out[1:], kernel, stride, padding, strict=True)
+        (self._row, row_used), (self._col, col_used) = (_window_of(*g) for g in geometry)
+        self._used = row_used[:, None] & col_used[None, :]
+
+    def __call__(self, z: Tensor) -> Tensor:
+        return F.max_pool2d(z, **self._pool)
+
+    def image(self, box: Box) -> Box:
+        return Box(self(box.lower), self(box.upper))
+
+    def varying(self, box: Box) -> Varying:
+        """An input that another of its window always exceeds, or that no window sees, cannot matter."""
+        highest_lower = self(box.lower)
+        device = box.lower.device
+        own = highest_lower[..., self._row.to(device), :][..., self._col.to(device)]
+        inputs = ~(box.upper < own) & self._used.to(device)
+        return Varying(inputs, torch.ones_like(highest_lower, dtype=torch.bool))
+
+    def out_shape(self, in_shape: torch.Size) -> torch.Size:
+        return self._out
+
+
+def _window_of(size: int, windows: int, kernel: int, stride: int, padding: int) -> tuple[Tensor, Tensor]:
+    """For each position along one side: the index of its window, and whether it lies in any."""
+    position = torch.arange(size) + padding
+    window = position // stride
+    used = (position % stride < kernel) & (window < windows)
+    return window.clamp(max=windows - 1), used

@@ -1,0 +1,108 @@
+"""Increasing activations without constant regions: their slope on the unit's interval takes the place of the 0/1 mask."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from locallip.activations.base import Activation, Box, Varying
+from locallip.rounding import up
+
+
+class Increasing(Activation):
+    """A non-decreasing activation with a known largest slope on every interval."""
+
+    @abstractmethod
+    def slope(self, box: Box) -> Tensor:
+        """The largest slope on [lower, upper], or larger."""
+
+    def image(self, box: Box) -> Box:
+        """Values at the ends, moved outward: the library functions behind them are good to a few units in the last place."""
+        lower, upper = self(box.lower), self(box.upper)
+        return Box(lower - (up(lower.abs(), 16) - lower.abs()), upper + (up(upper.abs(), 16) - upper.abs()))
+
+    def varying(self, box: Box) -> Varying:
+        weight = up(up(self.slope(box), 16).sqrt())
+        return Varying(weight, weight)
+
+
+class LeakyReLU(Increasing):
+    """z for z > 0, negative_slope * z below."""
+
+    def __init__(self, negative_slope: float):
+        if negative_slope < 0:
+            raise ValueError(f"LeakyReLU with a negative slope factor ({negative_slope}) is not monotone")
+        self.negative_slope = negative_slope
+
+    def __call__(self, z: Tensor) -> Tensor:
+        return F.leaky_relu(z, self.negative_slope)
+
+    def slope(self, box: Box) -> Tensor:
+        right = (~(box.upper <= 0)).to(box.upper.dtype)
+        left = (~(box.lower >= 0)).to(box.lower.dtype) * self.negative_slope
+        return torch.maximum(left, right)
+
+
+class ELU(Increasing):
+    """z for z > 0, alpha (e^z - 1) below."""
+
+    def __init__(self, alpha: float):
+        if alpha < 0:
+            raise ValueError(f"ELU with negative alpha ({alpha}) is not monotone")
+        self.alpha = alpha
+
+    def __call__(self, z: Tensor) -> Tensor:
+        return F.elu(z, self.alpha)
+
+    def slope(self, box: Box) -> Tensor:
+        right = (~(box.upper <= 0)).to(box.upper.dtype)
+        left = (~(box.lower >= 0)).to(box.lower.dtype) * self.alpha * box.upper.clamp(max=0).exp()
+        return torch.maximum(left, right)
+
+
+class Tanh(Increasing):
+    """tanh z; the slope 1/cosh^2 is largest at the point of the interval nearest to 0."""
+
+    def __call__(self, z: Tensor) -> Tensor:
+        return torch.tanh(z)
+
+    def slope(self, box: Box) -> Tensor:
+        return _nearest_to_zero(box).cosh().square().reciprocal()
+
+
+class Sigmoid(Increasing):
+    """1 / (1 + e^-z); its slope is 1/(4 cosh^2(z/2))."""
+
+    def __call__(self, z: Tensor) -> Tensor:
+        return torch.sigmoid(z)
+
+    def slope(self, box: Box) -> Tensor:
+        return (_nearest_to_zero(box) / 2).cosh().square().reciprocal() / 4
+
+
+class Softplus(Increasing):
+    """log(1 + e^(beta z)) / beta, as the mathematical function: torch's linear shortcut above `threshold` is rounding."""
+
+    def __init__(self, beta: float, threshold: float):
+        if beta <= 0:
+            raise ValueError(f"Softplus needs beta > 0, got {beta}")
+        if threshold < 20:
+            raise ValueError(
+                f"Softplus with threshold={threshold} jumps by {torch.tensor(-threshold).exp().log1p() / beta:.1e} at "
+                "the threshold, so it has no Lipschitz constant; use threshold >= 20"
+            )
+        self.beta = beta
+
+    def __call__(self, z: Tensor) -> Tensor:
+        return torch.logaddexp(z * self.beta, torch.zeros_like(z)) / self.beta
+
+    def slope(self, box: Box) -> Tensor:
+        return torch.sigmoid(box.upper * self.beta)
+
+
+def _nearest_to_zero(box: Box) -> Tensor:
+    """The point of each interval with the smallest absolute value; NaN stays NaN."""
+    return torch.maximum(box.lower, -box.upper).clamp(min=0)

@@ -1,0 +1,26 @@
+"""Propagation of ball and box, and the worst logits behind them."""
+
+from locallip.bounds.margin import MarginForm, WorstLogits, support, worst_logits
+from locallip.bounds.propagate import (
+    BoxRadii,
+    CeilingNorm,
+    GlobalBound,
+    Region,
+    Trace,
+    global_bound,
+    propagate,
+)
+
+__all__ = [
+    "BoxRadii",
+    "CeilingNorm",
+    "GlobalBound",
+    "MarginForm",
+    "Region",
+    "Trace",
+    "WorstLogits",
+    "global_bound",
+    "propagate",
+    "support",
+    "worst_logits",
+]

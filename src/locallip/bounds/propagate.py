@@ -1,0 +1,234 @@
+"""The way of the bound through a network: per stage a box, the units that vary, their norm, and the radius behind it.
+
+Every stage turns what is known of its sources into the same knowledge of its output:
+1. box of the pre-activation = interval image, cut with center +- (row norm * radius);
+2. masks I_V from the box (eq:indicator_relu0, eq:indicator_relux);
+3. radius = sum_k ||I_V^l W_k I_V^k|| * radius_k (eq:local_lip).
+
+With `outward=True` (certification, float64) every quantity is rounded to the safe side: centers carry a bound of their own
+error, boxes and radii are widened by what their computation may have lost (docs/soundness.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from locallip.activations import Box, Varying
+from locallip.network import Network, Stage
+from locallip.norms import NormKey, NormRule
+from locallip.ops import LinearOp, Masked
+from locallip.rounding import FLOOR, floored, gamma, up
+
+BoxRadii = Literal["local", "global"]
+
+
+@dataclass(frozen=True)
+class Region:
+    """What is known of one stage's output z(x') for all x' in the ball around x.
+
+    center (B, *shape) is z(x), off by at most `error` (None: not counted); box holds every z(x'); every difference
+    z(x') - z(x'') is diag(outputs) t with ||t|| <= lipschitz * ||x' - x''||, and ||t|| <= radius for x'' = x, both (B,).
+    """
+
+    center: Tensor
+    error: Tensor | None
+    box: Box
+    radius: Tensor
+    lipschitz: Tensor
+    outputs: Tensor | None
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Everything that `propagate` learned: a region per source, a box and masks per activation, a norm per term."""
+
+    regions: tuple[Region, ...]
+    boxes: tuple[Box, ...]
+    varying: tuple[Varying, ...]
+    norms: Mapping[NormKey, Tensor]
+    logits: Tensor
+    logits_error: Tensor | None
+    lipschitz: Tensor
+
+
+@dataclass(frozen=True)
+class GlobalBound:
+    """The bound over all inputs, eq:glocal_lips: the ceiling of every local norm and the paper's radii for the boxes.
+
+    `norms` per term and `lipschitz` per source (input first) are (1,); `outputs` are the slope bounds over all inputs.
+    """
+
+    norms: Mapping[NormKey, Tensor]
+    outputs: tuple[Tensor | None, ...]
+    lipschitz: tuple[Tensor, ...]
+    total: Tensor
+
+
+class CeilingNorm(NormRule):
+    """The unmasked norm in place of the masked one: BCP's bound, which needs no norm of its own per sample."""
+
+    def __init__(self, ceiling: GlobalBound, rule: NormRule):
+        self.ceiling, self.guarantee = ceiling, rule.guarantee
+
+    def __call__(self, op: Masked, key: NormKey, like: Tensor) -> Tensor:
+        return self.ceiling.norms[key]
+
+    norm = __call__
+
+
+def norm_keys(stage: Stage, index: int) -> dict[int, NormKey]:
+    """The key of each term of a stage, by source."""
+    return {source: NormKey(index, source, stage.name) for source in stage.terms}
+
+
+def global_bound(network: Network, norm: NormRule, like: Tensor, *, outward: bool = False) -> GlobalBound:
+    """Norms without masks and their products along the network; `like` gives dtype and device."""
+    one = torch.ones(1, dtype=like.dtype, device=like.device)
+    outputs: list[Tensor | None] = [None]
+    lipschitz, norms = [one], dict[NormKey, Tensor]()
+    total = one
+    for index, stage in enumerate(network.stages):
+        inputs, out = None, None
+        if stage.activation is not None:
+            inputs, out = stage.activation.varying(Box.everything(stage.linear_shape, like))
+        keys = norm_keys(stage, index)
+        for source, op in stage.terms.items():
+            norms[keys[source]] = norm(Masked(op, inputs, outputs[source]), keys[source], one)
+        total = _weighted_sum([(norms[key], lipschitz[source]) for source, key in keys.items()], outward)
+        outputs.append(out)
+        lipschitz.append(total)
+    return GlobalBound(norms, tuple(outputs), tuple(lipschitz), total)
+
+
+def propagate(
+    network: Network,
+    x: Tensor,
+    eps: Tensor,
+    norm: NormRule,
+    *,
+    ceiling: GlobalBound | None = None,
+    box_radii: BoxRadii = "local",
+    input_domain: tuple[float, float] | None = None,
+    outward: bool = False,
+) -> Trace:
+    """Bounds for every x' with ||x' - x|| <= eps, for x (B, *input_shape) and eps (B,).
+
+    `box_radii="global"` cuts the boxes with the paper's radii eps * prod ||W^k||; "local" with the local radii found so
+    far, which are smaller. `ceiling` caps every norm by the unmasked one (theo:local_lip) and is needed for "global".
+    """
+    if box_radii == "global" and ceiling is None:
+        raise ValueError("box_radii='global' needs the global bound as ceiling")
+    regions = [_input_region(x, eps, input_domain, outward)]
+    boxes, masks, norms = [], [], dict[NormKey, Tensor]()
+    for index, stage in enumerate(network.stages):
+        keys = norm_keys(stage, index)
+        center, error, box = _pre_activation(stage, regions, eps, ceiling if box_radii == "global" else None, outward)
+        varying = Varying(None, None) if stage.activation is None else stage.activation.varying(box)  # type: ignore[arg-type]
+        for source, op in stage.terms.items():
+            value = norm(Masked(op, varying.inputs, regions[source].outputs), keys[source], eps)
+            norms[keys[source]] = value if ceiling is None else torch.minimum(value, ceiling.norms[keys[source]])
+        radius = _weighted_sum([(norms[key], regions[source].radius) for source, key in keys.items()], outward)
+        lipschitz = _weighted_sum([(norms[key], regions[source].lipschitz) for source, key in keys.items()], outward)
+        if stage.activation is None:
+            return Trace(tuple(regions), tuple(boxes), tuple(masks), norms, center, error, lipschitz.expand(len(x)))
+        boxes.append(box)
+        masks.append(varying)
+        image = stage.activation.image(box)
+        center, error = _activate(stage, center, error)
+        regions.append(Region(center, error, image, radius, lipschitz, varying.outputs))
+    raise AssertionError("the last stage has no activation")
+
+
+def _input_region(x: Tensor, eps: Tensor, domain: tuple[float, float] | None, outward: bool) -> Region:
+    reach = eps.reshape(-1, *[1] * (x.dim() - 1))
+    if outward:
+        reach = up(reach) + gamma(2, x.dtype) * x.abs()
+    lower, upper = x - reach, x + reach
+    if domain is not None:
+        lower, upper = lower.clamp(min=domain[0]), upper.clamp(max=domain[1])
+    return Region(x, torch.zeros_like(x) if outward else None, Box(lower, upper), eps, torch.ones_like(eps), None)
+
+
+def _pre_activation(
+    stage: Stage, regions: list[Region], eps: Tensor, paper: GlobalBound | None, outward: bool
+) -> tuple[Tensor, Tensor | None, Box]:
+    """Center, its error, and the box before the activation of a stage, each (B, *linear_shape)."""
+    slack = gamma(stage.fan_in + 8, eps.dtype) if outward else 0.0
+    center: Tensor | float = 0.0
+    middle: Tensor | float = 0.0
+    spread: Tensor | float = 0.0
+    reach: Tensor | float = 0.0
+    error: Tensor | float = 0.0
+    for source, op in stage.terms.items():
+        region = regions[source]
+        m, r = _middle_and_half_width(region.box, outward)
+        both = op.apply(torch.cat([region.center, m]))
+        center, middle = center + both[: len(m)], middle + both[len(m) :]
+        spread = spread + op.apply_abs(floored(r + slack * m.abs(), m != 0) if outward else r)
+        reach = reach + _ball_reach(op, source, region, eps, paper, outward)
+        if region.error is not None:
+            lost = region.error + slack * region.center.abs()
+            error = error + op.apply_abs(floored(lost, region.center != 0))
+    assert isinstance(center, Tensor) and isinstance(middle, Tensor) and isinstance(spread, Tensor)
+    offset = stage.offset(eps)
+    center, middle = center + offset, middle + offset
+    if not outward:
+        upper = torch.minimum(middle + spread, center + reach)
+        lower = torch.maximum(middle - spread, center - reach)
+        return center, None, Box(lower, upper)
+    offset_slack = slack * stage.offset.magnitude(eps)
+    error = up(error + offset_slack, 8 + stage.fan_in)
+    spread = up(spread + offset_slack, 8 + stage.fan_in) + slack * middle.abs()
+    reach = up(reach + error) + slack * center.abs()
+    upper = torch.minimum(middle + spread, center + reach)
+    lower = torch.maximum(middle - spread, center - reach)
+    return center, error, Box(lower, upper)
+
+
+def _middle_and_half_width(box: Box, outward: bool) -> tuple[Tensor, Tensor]:
+    """m = (UB + LB) / 2 and r = (UB - LB) / 2 of a box; rounded so that m +- r covers it when `outward`."""
+    middle = (box.upper + box.lower) / 2
+    half = ((box.upper - box.lower) / 2).clamp(min=0)
+    if outward:
+        half = up(torch.maximum(box.upper - middle, middle - box.lower).clamp(min=0))
+    return middle, half
+
+
+def _ball_reach(
+    op: LinearOp, source: int, region: Region, eps: Tensor, paper: GlobalBound | None, outward: bool
+) -> Tensor:
+    """||W_i|| * rho for every unit: how far the ball lets a pre-activation move from its center."""
+    if paper is None:
+        cols = torch.ones_like(region.center[:1]) if region.outputs is None else region.outputs.to(eps.dtype)
+        radius = region.radius
+    else:
+        outputs = paper.outputs[source]
+        cols = torch.ones_like(region.center[:1]) if outputs is None else outputs.to(eps.dtype)
+        radius = eps * paper.lipschitz[source]
+    rows = op.row_norms(cols)
+    radius = radius.reshape(-1, *[1] * (rows.dim() - 1))
+    if not outward:
+        return rows * radius
+    # Squares of entries below 1e-154 vanish; FLOOR covers them, as parameters are not that small (certify/inputs.py).
+    return up((up(rows, 8 + op.fan_in) + FLOOR) * (up(radius) + FLOOR))
+
+
+def _activate(stage: Stage, center: Tensor, error: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Center and error behind the activation; the error through the image of the thin box around the center."""
+    assert stage.activation is not None
+    after = stage.activation(center)
+    if error is None:
+        return after, None
+    thin = stage.activation.image(Box(center - up(error), center + up(error)))
+    return after, up(torch.maximum(thin.upper - after, after - thin.lower).clamp(min=0))
+
+
+def _weighted_sum(pairs: list[tuple[Tensor, Tensor]], outward: bool) -> Tensor:
+    """sum_k norm_k * value_k, (B,)."""
+    total = torch.stack(torch.broadcast_tensors(*[norm * value for norm, value in pairs])).sum(0)
+    return up(total, 8 + 2 * len(pairs)) if outward else total

@@ -1,0 +1,178 @@
+"""`certify`: one verdict per input, each by the cheapest check that can give it, and what the verdict rests on."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from enum import Enum
+
+import torch
+from torch import Tensor, nn
+
+from locallip.attacks import pgd_l2
+from locallip.certify.inputs import Eps, as_batch, as_eps, as_labels
+from locallip.certify.prover import Prover, exact_arithmetic, fingerprint
+from locallip.norms import Guarantee
+
+
+class Verdict(str, Enum):
+    """The outcome for one input."""
+
+    MISCLASSIFIED = "MISCLASSIFIED"
+    ATTACKED = "ATTACKED"
+    CERTIFIED = "CERTIFIED"
+    UNKNOWN = "UNKNOWN"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """Verdicts for a batch and what they rest on.
+
+    verdicts and decided_by have one entry per input; margin (B,) is the proved lead of the label on the ball and
+    lipschitz (B,) the bound behind it, NaN where the deciding check computed none. Under ESTIMATE nothing is proved.
+    """
+
+    verdicts: list[Verdict]
+    decided_by: list[str]
+    margin: Tensor
+    lipschitz: Tensor
+    eps: Tensor
+    guarantee: Guarantee
+    failure_prob: float
+    fingerprint: str
+
+    @property
+    def certified(self) -> Tensor:
+        """(B,) bool."""
+        return torch.tensor([v is Verdict.CERTIFIED for v in self.verdicts], dtype=torch.bool)
+
+    def __str__(self) -> str:
+        count = Counter(self.verdicts)
+        word = "estimated robust (no proof)" if self.guarantee is Guarantee.ESTIMATE else "certified"
+        risk = f", failure probability {self.failure_prob:g} per input" if self.failure_prob else ""
+        return (
+            f"{count[Verdict.CERTIFIED]} of {len(self.verdicts)} inputs {word}, {count[Verdict.ATTACKED]} attacked, "
+            f"{count[Verdict.MISCLASSIFIED]} misclassified, {count[Verdict.UNKNOWN]} unknown "
+            f"(guarantee: {self.guarantee.value}{risk})"
+        )
+
+
+def certify(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    eps: Eps,
+    *,
+    guarantee: str | Guarantee = Guarantee.HIGH_PROBABILITY,
+    failure_prob: float = 1e-9,
+    input_domain: tuple[float, float] | None = None,
+    attack_steps: int = 20,
+    batch_size: int = 64,
+    power_steps: int = 200,
+    seed: int | None = None,
+) -> Certificate:
+    """Is the prediction of `model` y[i] at every x' with ||x' - x[i]||_2 <= eps? One verdict per input.
+
+    CERTIFIED: yes, under `guarantee`. MISCLASSIFIED: not even at x. ATTACKED: an x' in the ball was found that is classified
+    otherwise. UNKNOWN: none of these was shown; ties and numbers that are not finite end here. `attack_steps=0` leaves the
+    attack out. The statement is about the network in real arithmetic with the stored weights (docs/soundness.md).
+    """
+    x = as_batch(x, model, input_domain)
+    radii = as_eps(eps, len(x), x.device)
+    prover = Prover(
+        model, x.shape[1:], guarantee, failure_prob=failure_prob, power_steps=power_steps, seed=seed, device=x.device
+    )
+    classes = number_of_classes(prover)
+    y = as_labels(y, len(x), classes, x.device)
+    cascade = _Cascade(prover, input_domain, attack_steps, seed)
+    for start in range(0, len(x), batch_size):
+        cascade.decide(*(values[start : start + batch_size] for values in (x, y, radii)))
+    return Certificate(
+        cascade.verdicts,
+        cascade.decided_by,
+        torch.tensor(cascade.margins, dtype=torch.float64),
+        torch.tensor(cascade.lipschitz, dtype=torch.float64),
+        radii.cpu(),
+        prover.guarantee,
+        failure_prob if prover.guarantee is Guarantee.HIGH_PROBABILITY else 0.0,
+        fingerprint(model),
+    )
+
+
+def number_of_classes(prover: Prover) -> int:
+    shape = prover.network.output_shape
+    if len(shape) != 1 or shape[0] < 2:
+        raise ValueError(f"a classifier returns (B, classes) with at least 2 classes; this model returns (B, {shape})")
+    return shape[0]
+
+
+class _Cascade:
+    """misclassified -> bound from unmasked norms -> attack -> local bound; each sees only what is undecided."""
+
+    def __init__(self, prover: Prover, domain: tuple[float, float] | None, attack_steps: int, seed: int | None):
+        self.prover, self.domain, self.attack_steps = prover, domain, attack_steps
+        self.generator_seed = 0 if seed is None else seed
+        self.verdicts: list[Verdict] = []
+        self.decided_by: list[str] = []
+        self.margins: list[float] = []
+        self.lipschitz: list[float] = []
+
+    def decide(self, x: Tensor, y: Tensor, eps: Tensor) -> None:
+        self._first = len(self.verdicts)
+        self.verdicts += [Verdict.UNKNOWN] * len(x)
+        self.decided_by += ["nothing"] * len(x)
+        self.margins += [float("nan")] * len(x)
+        self.lipschitz += [float("nan")] * len(x)
+        correct, wrong = self._clean(x, y)
+        self._settle(wrong, Verdict.MISCLASSIFIED, "clean logits")
+        # What is neither surely right nor surely wrong (a tie, a NaN) stays UNKNOWN.
+        self._settle(~wrong & ~correct, Verdict.UNKNOWN, "clean logits")
+        open_ = self._prove(correct.nonzero()[:, 0], x, y, eps, local=False)
+        open_ = self._attack(open_, x, y, eps)
+        self._prove(open_, x, y, eps, local=True)
+
+    def _clean(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Surely right and surely wrong at x itself, each (B,) bool."""
+        logits, error = self.prover.clean_logits(x)
+        finite = torch.isfinite(x.flatten(1)).all(1) & torch.isfinite(logits).all(1) & torch.isfinite(error).all(1)
+        label = torch.nn.functional.one_hot(y, logits.shape[1]).bool()
+        own, own_error = logits.gather(1, y[:, None]), error.gather(1, y[:, None])
+        ahead = (own - own_error > logits + error).masked_fill(label, True).all(1)
+        behind = (logits - error > own + own_error).masked_fill(label, False).any(1)
+        return ahead & finite, behind & finite
+
+    def _prove(self, index: Tensor, x: Tensor, y: Tensor, eps: Tensor, *, local: bool) -> Tensor:
+        """Certify what this bound can among `index`; returns the rest."""
+        if not len(index):
+            return index
+        margin = self.prover.margin(x[index], y[index], eps[index], local=local, domain=self.domain)
+        proved = (margin.worst > 0) & torch.isfinite(margin.lipschitz)
+        for i, worst, bound in zip(index.tolist(), margin.worst.tolist(), margin.lipschitz.tolist(), strict=True):
+            self.margins[self._first + i], self.lipschitz[self._first + i] = worst, bound
+        name = "local bound" if local else "global bound"
+        mask = torch.zeros(len(x), dtype=torch.bool, device=x.device)
+        mask[index[proved]] = True
+        self._settle(mask, Verdict.CERTIFIED, name)
+        return index[~proved]
+
+    def _attack(self, index: Tensor, x: Tensor, y: Tensor, eps: Tensor) -> Tensor:
+        """Mark as attacked what surely changes class at a point surely inside the ball; returns the rest."""
+        if not len(index) or not self.attack_steps:
+            return index
+        generator = torch.Generator(x.device).manual_seed(self.generator_seed)
+        settings = {"steps": self.attack_steps, "input_domain": self.domain, "generator": generator}
+        found = pgd_l2(self.prover.network, x[index], y[index], eps[index], **settings)  # type: ignore[arg-type]
+        with exact_arithmetic():
+            inside = (found - x[index]).flatten(1).norm(dim=1) * (1 + 1e-9) <= eps[index]
+            broken = self._clean(found, y[index])[1] & inside
+        mask = torch.zeros(len(x), dtype=torch.bool, device=x.device)
+        mask[index[broken]] = True
+        self._settle(mask, Verdict.ATTACKED, "attack")
+        return index[~broken]
+
+    def _settle(self, mask: Tensor, verdict: Verdict, check: str) -> None:
+        for i in mask.nonzero()[:, 0].tolist():
+            self.verdicts[self._first + i], self.decided_by[self._first + i] = verdict, check

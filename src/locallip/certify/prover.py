@@ -1,0 +1,114 @@
+"""One network, one guarantee: everything that the public functions share."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from locallip.bounds import CeilingNorm, Trace, global_bound, propagate, worst_logits
+from locallip.certify.inputs import check_scale
+from locallip.network import Network, lower
+from locallip.norms import CholeskyNorm, Guarantee, LanczosNorm, NormKey, NormRule, PowerNorm
+
+
+class Margin(NamedTuple):
+    """worst = label's worst logit minus the best of the others, (B,); positive proves the label. lipschitz is (B,)."""
+
+    worst: Tensor
+    lipschitz: Tensor
+
+
+class Prover:
+    """Bounds of one model under one guarantee, in float64 with outward rounding.
+
+    The failure probability per input is split over the norms of the global bound and of `probes` local bounds.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        input_shape: Sequence[int],
+        guarantee: str | Guarantee,
+        *,
+        failure_prob: float = 1e-9,
+        probes: int = 1,
+        power_steps: int = 200,
+        seed: int | None = None,
+        device: torch.device | None = None,
+    ):
+        self.guarantee = Guarantee.parse(guarantee)
+        check_scale(model)
+        self.network: Network = lower(model, input_shape)
+        if not 0 < failure_prob < 1:
+            raise ValueError(f"failure_prob must lie between 0 and 1, got {failure_prob}")
+        per_norm = failure_prob / (self.network.num_norms * (1 + probes))
+        self.rule = _rule(self.guarantee, self.network, per_norm, power_steps, seed)
+        device = device or next((p.device for p in model.parameters()), torch.device("cpu"))
+        like = torch.ones(1, dtype=torch.float64, device=device)
+        with exact_arithmetic():
+            self.ceiling = global_bound(self.network, self.rule, like, outward=True)
+
+    def trace(self, x: Tensor, eps: Tensor, *, local: bool = True, domain: tuple[float, float] | None = None) -> Trace:
+        """The local bound (`local=True`) or the bound from unmasked norms alone, for float64 x and eps (B,)."""
+        rule = self.rule if local else CeilingNorm(self.ceiling, self.rule)
+        with exact_arithmetic():
+            return propagate(
+                self.network, x, eps, rule, ceiling=self.ceiling, input_domain=domain, outward=True
+            )
+
+    def margin(
+        self, x: Tensor, y: Tensor, eps: Tensor, *, local: bool = True, domain: tuple[float, float] | None = None
+    ) -> Margin:
+        """What is proved of the label's lead on each ball; NaN where nothing is."""
+        trace = self.trace(x, eps, local=local, domain=domain)
+        with exact_arithmetic():
+            worst = worst_logits(self.network, trace, y, outward=True).worst
+        return Margin(lead(worst, y), trace.lipschitz)
+
+    def clean_logits(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits at x and a bound of their error, each (B, C)."""
+        trace = self.trace(x, torch.zeros(len(x), dtype=x.dtype, device=x.device), local=False)
+        assert trace.logits_error is not None
+        return trace.logits, trace.logits_error
+
+
+def lead(logits: Tensor, y: Tensor) -> Tensor:
+    """z_y - max_{i != y} z_i, (B,); NaN anywhere gives NaN."""
+    label = torch.nn.functional.one_hot(y, logits.shape[1]).bool()
+    others = logits.masked_fill(label, -float("inf")).amax(1)
+    value = logits.gather(1, y[:, None])[:, 0] - others
+    return torch.where(torch.isfinite(logits).all(1), value, float("nan"))
+
+
+def _rule(guarantee: Guarantee, network: Network, per_norm: float, power_steps: int, seed: int | None) -> NormRule:
+    if guarantee is Guarantee.ESTIMATE:
+        return PowerNorm(power_steps)
+    if guarantee is Guarantee.HIGH_PROBABILITY:
+        return LanczosNorm(per_norm, seed=seed)
+    rule = CholeskyNorm()
+    for index, stage in enumerate(network.stages):
+        for source, op in stage.terms.items():
+            if not op.disjoint_rows:
+                rule.check_size(op, NormKey(index, source, stage.name))
+    return rule
+
+
+@contextmanager
+def exact_arithmetic() -> Any:
+    """No gradients, no autocast: what is computed inside is computed in the dtype that it is written in."""
+    with torch.no_grad(), torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+        yield
+
+
+def fingerprint(model: nn.Module) -> str:
+    """SHA-256 of the names, shapes, dtypes and values of all parameters and buffers."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

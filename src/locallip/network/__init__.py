@@ -1,0 +1,19 @@
+"""From a user's module to stages of affine maps and activations."""
+
+from locallip.network.lower import UnsupportedLayer, lower
+from locallip.network.normalize import Normalize
+from locallip.network.rules import Affine, Refused, register_layer
+from locallip.network.stages import Network, Offset, PassThrough, Stage
+
+__all__ = [
+    "Affine",
+    "Network",
+    "Normalize",
+    "Offset",
+    "PassThrough",
+    "Refused",
+    "Stage",
+    "UnsupportedLayer",
+    "lower",
+    "register_layer",
+]

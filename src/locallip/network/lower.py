@@ -1,0 +1,334 @@
+"""From a user's nn.Module to a `Network`: trace with torch.fx, then one rule per node.
+
+Containers vanish; linear layers compose; `+` merges terms, so z + conv(z) is one operator and a skip over an activation
+is two terms; an activation closes a stage. Whatever has no rule raises `UnsupportedLayer` with its qualified path.
+"""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.fx.node import map_arg
+
+from locallip.activations import Activation
+from locallip.network import rules
+from locallip.network.stages import Network, Offset, PassThrough, Stage
+from locallip.ops import Diagonal, Identity, LinearOp, Sum, compose
+
+SUPPORTED = (
+    "Linear, Conv1d/2d/3d, AvgPool1d/2d, AdaptiveAvgPool with equal windows, Flatten and reshapes, BatchNorm and Dropout "
+    "in eval mode, locallip.Normalize, Identity, +, -, scaling by a stored number or tensor; ReLU, locallip.ReLUTheta, "
+    "ReLU6, Hardtanh, LeakyReLU, ELU, Tanh, Sigmoid, Softplus, locallip.MaxMin, locallip.ClippedMaxMin, MaxPool2d with "
+    "disjoint windows"
+)
+
+
+class UnsupportedLayer(ValueError):
+    """A layer for which no sound bound is known here. The message names it and says what is supported."""
+
+
+@dataclass(frozen=True)
+class _Form:
+    """An affine expression in the outputs of earlier stages: sum_k terms[k](z_k) + offset."""
+
+    shape: torch.Size
+    terms: Mapping[int, LinearOp]
+    offset: Offset = field(default_factory=Offset)
+
+    def then(self, step: rules.Affine) -> _Form:
+        terms = {source: compose(step.op, op) for source, op in self.terms.items()}
+        parts = [(compose(step.op, op), value) for op, value in self.offset.parts]
+        if step.bias is not None:
+            parts.append((Identity(step.op.out_shape), step.bias))
+        return _Form(step.op.out_shape, terms, Offset(tuple(parts)))
+
+    def plus(self, other: _Form) -> _Form:
+        terms = dict(self.terms)
+        for source, op in other.terms.items():
+            terms[source] = Sum([terms[source], op]) if source in terms else op
+        return _Form(self.shape, terms, Offset(self.offset.parts + other.offset.parts))
+
+
+class _Tracer(fx.Tracer):
+    """Treats every module with a rule as one node and looks inside everything else that is not torch's own."""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        known = rules.module_rule(m) is not None or isinstance(m, rules.RESHAPE_MODULES)
+        return known or super().is_leaf_module(m, module_qualified_name)
+
+
+def lower(module: nn.Module, input_shape: Sequence[int]) -> Network:
+    """The network of `module` for samples of `input_shape` (without batch); parameters are read through, not copied."""
+    module = _unwrap(module)
+    like = _example(module, input_shape, batch=2)
+    _check_parameters(module)
+    try:
+        graph = _Tracer().trace(module)
+    except Exception as error:
+        raise UnsupportedLayer(
+            f"{type(module).__name__} cannot be traced: {error}. Control flow that depends on the data is not supported; "
+            f"forward must be the same computation for every input. Supported: {SUPPORTED}."
+        ) from error
+    network = _Lowering(module, graph, like).run()
+    _check_same_function(network, module, input_shape)
+    return network
+
+
+class _Lowering:
+    """One pass over the graph; keeps a trial value of every node and the affine form of those that depend on the input."""
+
+    def __init__(self, module: nn.Module, graph: fx.Graph, like: Tensor):
+        self.module, self.graph, self.like = module, graph, like
+        self.interpreter = fx.Interpreter(module, graph=graph)
+        self.values: dict[fx.Node, Any] = {}
+        self.forms: dict[fx.Node, _Form] = {}
+        self.stages: list[Stage] = []
+
+    def run(self) -> Network:
+        for node in self.graph.nodes:
+            if node.op == "placeholder":
+                self._enter(node)
+            elif node.op == "output":
+                return self._finish(node)
+            else:
+                self._visit(node)
+        raise UnsupportedLayer("the module returns nothing")
+
+    def _enter(self, node: fx.Node) -> None:
+        if self.forms:
+            if node.args:  # a second argument with a default: a constant of the computation
+                self.values[node] = node.args[0]
+                return
+            raise self._unsupported(node, "the network takes more than one input")
+        self.values[node] = self.like
+        shape = self.like.shape[1:]
+        self.forms[node] = _Form(shape, {0: Identity(shape)})
+
+    def _finish(self, node: fx.Node) -> Network:
+        result = node.args[0]
+        if not isinstance(result, fx.Node) or result not in self.forms:
+            raise self._unsupported(node, "the network must return one tensor that depends on its input")
+        form = self.forms[result]
+        self.stages.append(Stage("output", form.terms, form.offset, None))
+        return Network(self.like.shape[1:], tuple(self.stages))
+
+    def _visit(self, node: fx.Node) -> None:
+        inputs = [arg for arg in node.all_input_nodes if arg in self.forms]
+        self._refuse_overwriting(node, inputs)
+        try:
+            with torch.no_grad():
+                args, kwargs = map_arg((node.args, node.kwargs), lambda n: self.values[n])  # type: ignore[misc]
+                self.values[node] = getattr(self.interpreter, node.op)(node.target, args, kwargs)
+        except Exception as error:
+            raise self._unsupported(node, f"it fails on an input of shape {tuple(self.like.shape[1:])}: {error}") from error
+        if inputs and isinstance(self.values[node], Tensor):
+            self.forms[node] = self._form_of(node, inputs)
+        elif inputs and not _is_shape_query(node):
+            raise self._unsupported(node, "it does not return a tensor")
+
+    def _form_of(self, node: fx.Node, inputs: list[fx.Node]) -> _Form:
+        try:
+            form = self._combine(node, inputs)
+            if form is None:
+                form = self._follow(node, self._step(node, inputs))
+        except (rules.Refused, NotImplementedError) as error:
+            raise self._unsupported(node, str(error)) from error
+        except (TypeError, ValueError) as error:
+            if isinstance(error, UnsupportedLayer):
+                raise
+            raise self._unsupported(node, str(error)) from error
+        if form.shape != self.values[node].shape[1:]:
+            raise self._unsupported(node, "its output shape mixes samples of the batch or follows no known rule")
+        # A sum of branches that several layers read becomes a stage of its own, so cost stays linear in depth.
+        if len(form.terms) > 1 and len(node.users) > 1:
+            form = self._close(form, PassThrough(), node)
+        return form
+
+    def _combine(self, node: fx.Node, inputs: list[fx.Node]) -> _Form | None:
+        """Sums, differences, negation, and scaling by constants; None for everything else."""
+        target = node.target
+        if target in rules.NEGATIONS:
+            return self.forms[inputs[0]].then(rules.scale(-1.0, self.forms[inputs[0]].shape, self.like))
+        if target in rules.ADDITIONS or target in rules.SUBTRACTIONS:
+            sign = 1.0 if target in rules.ADDITIONS else -1.0
+            return self._add(node, sign * float(node.kwargs.get("alpha", 1)))  # type: ignore[arg-type]
+        if target in rules.PRODUCTS or target in rules.QUOTIENTS:
+            return self._scale(node, target in rules.QUOTIENTS)
+        return None
+
+    def _add(self, node: fx.Node, sign: float) -> _Form:
+        left, right = self._operands(node)
+        if isinstance(left, _Form) and isinstance(right, _Form):
+            if left.shape != right.shape:
+                raise rules.Refused(f"adding {tuple(left.shape)} and {tuple(right.shape)} would broadcast")
+            return left.plus(right if sign == 1 else right.then(rules.scale(sign, right.shape, self.like)))
+        if isinstance(left, _Form):
+            return left.then(rules.shift(right, sign, left.shape, self.like))
+        signed = right if sign == 1 else right.then(rules.scale(sign, right.shape, self.like))
+        return signed.then(rules.shift(left, 1.0, right.shape, self.like))
+
+    def _scale(self, node: fx.Node, divide: bool) -> _Form:
+        if node.kwargs:
+            raise rules.Refused(f"options {dict(node.kwargs)} have no rule")
+        left, right = self._operands(node)
+        if isinstance(left, _Form) and isinstance(right, _Form):
+            raise rules.Refused("a product or quotient of two values that depend on the input is not linear")
+        if isinstance(left, _Form):
+            step = rules.scale(right, left.shape, self.like)
+            if divide:
+                step = rules.Affine(Diagonal(_reciprocal(step.op), left.shape))
+            return left.then(step)
+        if divide:
+            raise rules.Refused("division by a value that depends on the input is not linear")
+        return right.then(rules.scale(left, right.shape, self.like))
+
+    def _operands(self, node: fx.Node) -> list[Any]:
+        """The two operands of an arithmetic node: affine forms, or the constants themselves."""
+        operands = [*node.args, *(node.kwargs[k] for k in ("other",) if k in node.kwargs)]
+        if len(operands) != 2:
+            raise rules.Refused("only two operands have a rule")
+        return [self._operand(operand) for operand in operands]
+
+    def _operand(self, operand: Any) -> Any:
+        if not isinstance(operand, fx.Node):
+            return operand
+        if operand in self.forms:
+            return self.forms[operand]
+        return self._constant(operand)
+
+    def _constant(self, node: fx.Node) -> Any:
+        """A stored tensor or a number. Tensors computed in forward are refused: a later training step would not reach them."""
+        value = self.values[node]
+        if isinstance(value, Tensor) and node.op != "get_attr" and value.requires_grad:
+            raise rules.Refused("a tensor computed from parameters inside forward has no rule; use a parametrization")
+        return value
+
+    def _step(self, node: fx.Node, inputs: list[fx.Node]) -> rules.Step:
+        """The affine map or activation of a node with one input that depends on x."""
+        if len(inputs) != 1:
+            raise rules.Refused("it takes several values that depend on the input")
+        in_shape = self.forms[inputs[0]].shape
+        if node.op == "call_module":
+            module = self.interpreter.fetch_attr(str(node.target))
+            if isinstance(module, rules.RESHAPE_MODULES):
+                return self._reshape(node, in_shape)
+            rule = rules.module_rule(module)
+            if rule is None:
+                raise rules.Refused("there is no rule for this type of layer")
+            return rule(module, in_shape, self.like)
+        if node.target in rules.RESHAPES:
+            return self._reshape(node, in_shape)
+        function = rules.FUNCTION_RULES.get(node.target)
+        if function is None:
+            raise rules.Refused("there is no rule for this operation")
+        if not node.args or node.args[0] is not inputs[0]:
+            raise rules.Refused("the value that depends on the input must be its first argument")
+        rest = [self._resolve(arg) for arg in node.args[1:]]
+        return function(in_shape, self.like, *rest, **{k: self._resolve(v) for k, v in node.kwargs.items()})
+
+    def _resolve(self, arg: Any) -> Any:
+        return map_arg(arg, lambda n: self._constant(n))
+
+    def _reshape(self, node: fx.Node, in_shape: torch.Size) -> rules.Affine:
+        out = self.values[node].shape
+        if len(out) < 2 or out[0] != self.like.shape[0] or out[1:].numel() != in_shape.numel():
+            raise rules.Refused(f"it turns the batch into {tuple(out)}; the first dimension must stay the batch")
+        return rules.reshape(in_shape, out[1:])
+
+    def _follow(self, node: fx.Node, step: rules.Step) -> _Form:
+        (source,) = [arg for arg in node.all_input_nodes if arg in self.forms]
+        form = self.forms[source]
+        return self._close(form, step, node) if isinstance(step, Activation) else form.then(step)
+
+    def _close(self, form: _Form, activation: Activation, node: fx.Node) -> _Form:
+        """End a stage with `activation`; what follows starts from its output."""
+        self.stages.append(Stage(_path(node), form.terms, form.offset, activation))
+        shape = activation.out_shape(form.shape)
+        return _Form(shape, {len(self.stages): Identity(shape)})
+
+    def _refuse_overwriting(self, node: fx.Node, inputs: list[fx.Node]) -> None:
+        """An in-place layer whose input somebody else reads computes something else than its graph shows."""
+        if inputs and self._in_place(node) and len(node.all_input_nodes[0].users) > 1:
+            raise self._unsupported(node, "it overwrites a value that another layer reads; use inplace=False")
+
+    def _in_place(self, node: fx.Node) -> bool:
+        if node.op == "call_module":
+            return bool(getattr(self.interpreter.fetch_attr(str(node.target)), "inplace", False))
+        name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+        augmented = name in {"iadd", "isub", "imul", "itruediv"}
+        return augmented or (name.endswith("_") and not name.endswith("__")) or bool(node.kwargs.get("inplace"))
+
+    def _unsupported(self, node: fx.Node, why: str) -> UnsupportedLayer:
+        kind = str(node.target)
+        if node.op == "call_module":
+            kind = type(self.interpreter.fetch_attr(str(node.target))).__name__
+        elif not isinstance(node.target, str):
+            kind = getattr(node.target, "__name__", kind)
+        return UnsupportedLayer(f"{kind} at '{_path(node)}' is not supported: {why}. Supported: {SUPPORTED}.")
+
+
+def _path(node: fx.Node) -> str:
+    """The qualified path of a module node; for an operation, its name inside the module whose forward calls it."""
+    if node.op == "call_module":
+        return str(node.target)
+    stack: Mapping[str, Any] = node.meta.get("nn_module_stack") or {}
+    owner = [str(key) for key in stack if key]
+    return f"{owner[-1]}.{node.name}" if owner else node.name
+
+
+def _is_shape_query(node: fx.Node) -> bool:
+    """x.size(0), x.shape, x.dim(): numbers that a reshape uses, and attributes that no value flows through."""
+    named = node.op == "call_method" and node.target in {"size", "dim", "numel", "ndimension"}
+    return named or (node.target is builtins.getattr and node.args[1] in {"shape", "ndim", "device", "dtype"})
+
+
+def _reciprocal(op: LinearOp) -> Callable[[torch.dtype], Tensor]:
+    assert isinstance(op, Diagonal)
+    factor = op.factor
+    return lambda dtype: factor(dtype).reciprocal()
+
+
+def _unwrap(module: nn.Module) -> nn.Module:
+    """The user's module inside torch.compile or DataParallel."""
+    if isinstance(module, torch.jit.ScriptModule):
+        raise UnsupportedLayer("a TorchScript module cannot be traced; pass the original nn.Module")
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(module).__name__}")
+    module = getattr(module, "_orig_mod", module)
+    parallel = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+    return module.module if isinstance(module, parallel) else module
+
+
+def _example(module: nn.Module, input_shape: Sequence[int], batch: int, seed: int = 0) -> Tensor:
+    """Random samples in the dtype and on the device of the parameters."""
+    stored = [t for t in (*module.parameters(), *module.buffers()) if t.is_floating_point()]
+    dtype = stored[0].dtype if stored else torch.get_default_dtype()
+    device = stored[0].device if stored else torch.device("cpu")
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(batch, *input_shape, generator=generator).to(dtype=dtype, device=device)
+
+
+def _check_parameters(module: nn.Module) -> None:
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise ValueError(f"'{name}' holds NaN or infinite values: nothing can be said about this network")
+
+
+def _check_same_function(network: Network, module: nn.Module, input_shape: Sequence[int]) -> None:
+    """The lowered network must compute what the module computes, on other samples and another batch size."""
+    for size, spread in ((3, 1.0), (1, 10.0)):
+        x = _example(module, input_shape, batch=size, seed=size) * spread
+        with torch.no_grad():
+            theirs, ours = module(x), network(x.double())
+        scale = ours.abs().max().clamp(min=torch.finfo(torch.float32).tiny)
+        tolerance = max(1e4 * torch.finfo(x.dtype).eps, 1e-8)
+        if theirs.shape != ours.shape or not bool(((theirs.double() - ours).abs() <= tolerance * scale).all()):
+            raise UnsupportedLayer(
+                f"the lowered network does not compute what {type(module).__name__} computes. Hooks, layers that change "
+                "their own state, or code that depends on the batch are not supported."
+            )

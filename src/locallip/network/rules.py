@@ -1,0 +1,402 @@
+"""One rule per layer type: how a torch module or function becomes a linear operator or an activation.
+
+A rule gets the layer, the shape of its input without batch, and a tensor whose device is the network's. It returns an
+`Affine` step or an `Activation`, or raises `Refused` with the reason.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from locallip import activations as act
+from locallip.network.normalize import Normalize
+from locallip.ops import Conv, Dense, Diagonal, Identity, LinearOp, average_pool, compose
+from locallip.ops.reshape import Reshape
+
+
+class Refused(ValueError):
+    """A layer of a known type whose settings have no rule; the message says which and what to use instead."""
+
+
+@dataclass(frozen=True)
+class Affine:
+    """z -> op(z) + bias; the bias broadcasts against the output of `op`."""
+
+    op: LinearOp
+    bias: Callable[[torch.dtype], Tensor] | None = None
+
+
+Step = Affine | act.Activation
+ModuleRule = Callable[[Any, torch.Size, Tensor], Step]
+
+MODULE_RULES: dict[type[nn.Module], ModuleRule] = {}
+FUNCTION_RULES: dict[Any, Callable[..., Step]] = {}
+
+
+def register_layer(*types: type[nn.Module]) -> Callable[[ModuleRule], ModuleRule]:
+    """Decorator: `rule(module, in_shape, like)` lowers modules of these types (see docs/adding_a_layer.md)."""
+
+    def keep(rule: ModuleRule) -> ModuleRule:
+        MODULE_RULES.update(dict.fromkeys(types, rule))
+        return rule
+
+    return keep
+
+
+def module_rule(module: nn.Module) -> ModuleRule | None:
+    """The rule for this module's type, or for a base class whose forward it has not changed."""
+    for base in type(module).__mro__:
+        if base in MODULE_RULES:
+            return MODULE_RULES[base] if type(module).forward is base.forward else None
+    return None
+
+
+def _function(*targets: Any) -> Callable[[Callable[..., Step]], Callable[..., Step]]:
+    """Decorator: `rule(in_shape, like, *rest of the call)` lowers calls of these functions or tensor methods."""
+
+    def keep(rule: Callable[..., Step]) -> Callable[..., Step]:
+        FUNCTION_RULES.update(dict.fromkeys(targets, rule))
+        return rule
+
+    return keep
+
+
+def _pair(value: int | Sequence[int], dims: int = 2) -> tuple[int, ...]:
+    values = (value,) * dims if isinstance(value, int) else tuple(value)
+    return values * dims if len(values) == 1 else values
+
+
+# Linear layers ---------------------------------------------------------------------------------------------------------
+
+
+@register_layer(nn.Linear)
+def _linear_module(module: nn.Linear, in_shape: torch.Size, like: Tensor) -> Affine:
+    op = Dense(lambda: module.weight, tuple(in_shape[:-1]))
+    return Affine(op, None if module.bias is None else lambda dtype: module.bias.to(dtype))
+
+
+@_function(F.linear)
+def _linear(in_shape: torch.Size, like: Tensor, weight: Tensor, bias: Tensor | None = None) -> Affine:
+    op = Dense(lambda: weight, tuple(in_shape[:-1]))
+    return Affine(op, None if bias is None else lambda dtype: bias.to(dtype))
+
+
+@register_layer(nn.Conv1d, nn.Conv2d, nn.Conv3d)
+def _conv_module(module: nn.Conv2d, in_shape: torch.Size, like: Tensor) -> Affine:
+    if module.padding_mode != "zeros":
+        raise Refused(f"padding_mode={module.padding_mode!r} has no rule; use zero padding")
+    bias = None if module.bias is None else lambda: module.bias
+    geometry = (module.stride, module.padding, module.dilation, module.groups)
+    return _convolution(lambda: module.weight, bias, in_shape, *geometry)
+
+
+@_function(F.conv1d, F.conv2d, F.conv3d)
+def _conv(
+    in_shape: torch.Size,
+    like: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Affine:
+    read_bias = None if bias is None else lambda: bias
+    return _convolution(lambda: weight, read_bias, in_shape, stride, padding, dilation, groups)
+
+
+def _convolution(
+    weight: Callable[[], Tensor],
+    bias: Callable[[], Any] | None,
+    in_shape: torch.Size,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    groups: int,
+) -> Affine:
+    dims = weight().dim() - 2
+    if len(in_shape) != dims + 1:
+        raise Refused(f"a {dims}d convolution takes samples of {dims + 1} dimensions, got {tuple(in_shape)}")
+    strides, dilations = _pair(stride, dims), _pair(dilation, dims)
+    if padding == "same":
+        totals = [d * (k - 1) for d, k in zip(dilations, weight().shape[2:], strict=True)]
+        sides = [(total // 2, total - total // 2) for total in totals]
+    else:
+        sides = [(p, p) for p in _pair(0 if padding == "valid" else padding, dims)]
+    op = Conv(weight, in_shape, strides, sides, dilations, groups)
+    if bias is None:
+        return Affine(op)
+    return Affine(op, lambda dtype: bias().to(dtype).reshape(-1, *[1] * dims))
+
+
+@register_layer(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+def _batch_norm(module: nn.BatchNorm2d, in_shape: torch.Size, like: Tensor) -> Affine:
+    if module.training:
+        raise Refused("batch norm in training mode mixes the samples of a batch; call model.eval() first")
+    if module.running_mean is None or module.running_var is None:
+        raise Refused("batch norm without running statistics mixes the samples of a batch; keep them")
+    shape = (-1, *[1] * (len(in_shape) - 1))
+
+    def factor(dtype: torch.dtype) -> Tensor:
+        assert module.running_var is not None
+        inverse = (module.running_var.to(dtype) + module.eps).rsqrt()
+        return (inverse if module.weight is None else inverse * module.weight.to(dtype)).reshape(shape)
+
+    def bias(dtype: torch.dtype) -> Tensor:
+        assert module.running_mean is not None
+        shift = -module.running_mean.to(dtype).reshape(shape) * factor(dtype)
+        return shift if module.bias is None else shift + module.bias.to(dtype).reshape(shape)
+
+    return Affine(Diagonal(factor, in_shape), bias)
+
+
+@register_layer(Normalize)
+def _normalize(module: Normalize, in_shape: torch.Size, like: Tensor) -> Affine:
+    shape = (-1, *[1] * (len(in_shape) - 1))
+
+    def factor(dtype: torch.dtype) -> Tensor:
+        return module.std.to(dtype).reciprocal().reshape(shape)
+
+    return Affine(Diagonal(factor, in_shape), lambda dtype: -module.mean.to(dtype).reshape(shape) * factor(dtype))
+
+
+@register_layer(nn.Identity)
+@_function("contiguous", "clone")
+def _identity(*call: Any) -> Affine:
+    in_shape = next(value for value in call if isinstance(value, torch.Size))
+    return Affine(Identity(in_shape))
+
+
+@register_layer(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
+def _dropout_module(module: nn.Dropout, in_shape: torch.Size, like: Tensor) -> Affine:
+    return _dropout(in_shape, like, module.p, module.training)
+
+
+@_function(F.dropout, F.dropout1d, F.dropout2d, F.dropout3d)
+def _dropout(in_shape: torch.Size, like: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Affine:
+    if training:
+        raise Refused("dropout in training mode is random; call model.eval() first")
+    return Affine(Identity(in_shape))
+
+
+def reshape(in_shape: torch.Size, out_shape: torch.Size) -> Affine:
+    return Affine(Identity(in_shape) if in_shape == out_shape else Reshape(in_shape, out_shape))
+
+
+#: Functions and methods that keep the numbers of a sample in row-major order; the new shape is read off a trial run.
+RESHAPES: set[Any] = {
+    *(torch.flatten, torch.reshape, torch.squeeze, torch.unsqueeze),
+    *("flatten", "view", "reshape", "squeeze", "unsqueeze", "unflatten"),
+}
+RESHAPE_MODULES: tuple[type[nn.Module], ...] = (nn.Flatten, nn.Unflatten)
+
+
+def scale(factor: Tensor | float, in_shape: torch.Size, like: Tensor) -> Affine:
+    """Multiplication by a number or by a stored tensor that is the same for every sample."""
+    value = torch.as_tensor(factor, device=like.device)
+    if not value.is_floating_point():
+        value = value.double()
+    value = _per_sample(value, in_shape)
+    return Affine(Diagonal(lambda dtype: value.to(dtype), in_shape))
+
+
+def shift(summand: Tensor | float, sign: float, in_shape: torch.Size, like: Tensor) -> Affine:
+    """Addition (sign 1) or subtraction (sign -1) of a number or a stored tensor."""
+    value = _per_sample(torch.as_tensor(summand, device=like.device), in_shape)
+    return Affine(Identity(in_shape), lambda dtype: sign * value.to(dtype))
+
+
+def _per_sample(value: Tensor, in_shape: torch.Size) -> Tensor:
+    """`value` without batch dimension; refused where it would broadcast the sample to another shape."""
+    if value.dim() == len(in_shape) + 1 and value.shape[0] == 1:
+        value = value[0]
+    if value.dim() > len(in_shape) or torch.broadcast_shapes(value.shape, in_shape) != in_shape:
+        raise Refused(f"a tensor of shape {tuple(value.shape)} does not fit samples of shape {tuple(in_shape)}")
+    return value
+
+
+# Average pooling -------------------------------------------------------------------------------------------------------
+
+
+@register_layer(nn.AvgPool1d, nn.AvgPool2d)
+def _avg_pool_module(module: nn.AvgPool2d, in_shape: torch.Size, like: Tensor) -> Affine:
+    divisor = getattr(module, "divisor_override", None)
+    geometry = (module.kernel_size, module.stride, module.padding, module.ceil_mode, module.count_include_pad)
+    rule = _avg_pool1d if isinstance(module, nn.AvgPool1d) else _avg_pool2d
+    return rule(in_shape, like, *geometry, *(() if divisor is None else (divisor,)))
+
+
+@_function(F.avg_pool1d)
+def _avg_pool1d(in_shape: torch.Size, like: Tensor, kernel_size: Any, *settings: Any, **named: Any) -> Affine:
+    return _avg_pool(F.avg_pool1d, 1, in_shape, like, kernel_size, *settings, **named)
+
+
+@_function(F.avg_pool2d)
+def _avg_pool2d(in_shape: torch.Size, like: Tensor, kernel_size: Any, *settings: Any, **named: Any) -> Affine:
+    return _avg_pool(F.avg_pool2d, 2, in_shape, like, kernel_size, *settings, **named)
+
+
+def _avg_pool(
+    pool: Callable[..., Tensor],
+    dims: int,
+    in_shape: torch.Size,
+    like: Tensor,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    *settings: Any,
+    **named: Any,
+) -> Affine:
+    stride = stride or kernel_size
+    geometry = (_pair(kernel_size, dims), _pair(stride, dims), _pair(padding, dims))
+
+    def run(z: Tensor) -> Tensor:
+        return pool(z, kernel_size, stride, padding, *settings, **named)
+
+    return Affine(average_pool(run, in_shape, *geometry, like))
+
+
+@register_layer(nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d)
+def _adaptive_module(module: nn.AdaptiveAvgPool2d, in_shape: torch.Size, like: Tensor) -> Affine:
+    return _adaptive(in_shape, like, module.output_size)
+
+
+@_function(F.adaptive_avg_pool1d, F.adaptive_avg_pool2d)
+def _adaptive(in_shape: torch.Size, like: Tensor, output_size: Any) -> Affine:
+    sizes = tuple(in_shape[1:])
+    wanted = (output_size,) * len(sizes) if isinstance(output_size, int) else tuple(output_size)
+    out = tuple(n if w is None else w for n, w in zip(sizes, wanted * len(sizes), strict=False))
+    if any(n % w for n, w in zip(sizes, out, strict=True)):
+        raise Refused(f"adaptive pooling from {sizes} to {out} has windows of unequal size; choose sizes that divide")
+    kernel = tuple(n // w for n, w in zip(sizes, out, strict=True))
+    pool = _avg_pool1d if len(sizes) == 1 else _avg_pool2d
+    return pool(in_shape, like, kernel)
+
+
+@_function(torch.mean, "mean")
+def _mean(in_shape: torch.Size, like: Tensor, dim: Any = None, keepdim: bool = False) -> Affine:
+    spatial = len(in_shape) - 1
+    dims = sorted(d % (spatial + 2) for d in ([dim] if isinstance(dim, int) else dim or []))
+    if spatial not in (1, 2) or dims != list(range(2, spatial + 2)):
+        raise Refused("only the mean over all spatial dimensions has a rule, such as x.mean(dim=(2, 3))")
+    pooled = _adaptive(in_shape, like, 1).op
+    out = pooled.out_shape if keepdim else pooled.out_shape[:1]
+    return Affine(compose(reshape(pooled.out_shape, out).op, pooled))
+
+
+# Activations -----------------------------------------------------------------------------------------------------------
+
+
+@register_layer(nn.ReLU)
+@_function(F.relu, F.relu_, torch.relu, torch.relu_, "relu", "relu_")
+def _relu(*call: Any, **inplace: Any) -> Step:
+    return act.relu()
+
+
+@register_layer(nn.Hardtanh)
+def _hardtanh_module(module: nn.Hardtanh, in_shape: torch.Size, like: Tensor) -> Step:
+    return act.clip(module.min_val, module.max_val)
+
+
+@_function(F.hardtanh)
+def _hardtanh(in_shape: torch.Size, like: Tensor, min_val: float = -1, max_val: float = 1, inplace: bool = False) -> Step:
+    return act.clip(min_val, max_val)
+
+
+@register_layer(nn.ReLU6)
+@_function(F.relu6)
+def _relu6(*call: Any, **inplace: Any) -> Step:
+    return act.clip(0.0, 6.0)
+
+
+@register_layer(act.ReLUTheta)
+def _relu_theta(module: act.ReLUTheta, in_shape: torch.Size, like: Tensor) -> Step:
+    if torch.broadcast_shapes(module.raw_theta.shape, in_shape) != in_shape:
+        raise Refused(f"thresholds of shape {tuple(module.raw_theta.shape)} do not fit {tuple(in_shape)}")
+    return act.relu_theta(module)
+
+
+@register_layer(act.MaxMin, act.ClippedMaxMin)
+def _maxmin(module: act.MaxMin | act.ClippedMaxMin, in_shape: torch.Size, like: Tensor) -> Step:
+    return act.SortPairs(module)
+
+
+@register_layer(nn.MaxPool2d)
+def _max_pool_module(module: nn.MaxPool2d, in_shape: torch.Size, like: Tensor) -> Step:
+    settings = (module.stride, module.padding, module.dilation, module.ceil_mode, module.return_indices)
+    return _max_pool(in_shape, like, module.kernel_size, *settings)
+
+
+@_function(F.max_pool2d, torch.max_pool2d)
+def _max_pool(
+    in_shape: torch.Size,
+    like: Tensor,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Step:
+    kernel, steps = _pair(kernel_size), _pair(stride or kernel_size)
+    if return_indices or _pair(dilation) != (1, 1):
+        raise Refused("max pooling with dilation or returned indices has no rule")
+    if any(s < k for s, k in zip(steps, kernel, strict=True)):
+        raise Refused(f"windows overlap (kernel {kernel}, stride {steps}), so an input counts twice; use stride >= kernel")
+    return act.MaxPool2d(in_shape, kernel, steps, _pair(padding), ceil_mode)  # type: ignore[arg-type]
+
+
+@register_layer(nn.LeakyReLU)
+def _leaky_module(module: nn.LeakyReLU, in_shape: torch.Size, like: Tensor) -> Step:
+    return _leaky(in_shape, like, module.negative_slope)
+
+
+@_function(F.leaky_relu)
+def _leaky(in_shape: torch.Size, like: Tensor, negative_slope: float = 0.01, inplace: bool = False) -> Step:
+    return act.LeakyReLU(negative_slope)
+
+
+@register_layer(nn.ELU)
+def _elu_module(module: nn.ELU, in_shape: torch.Size, like: Tensor) -> Step:
+    return _elu(in_shape, like, module.alpha)
+
+
+@_function(F.elu)
+def _elu(in_shape: torch.Size, like: Tensor, alpha: float = 1.0, inplace: bool = False) -> Step:
+    return act.ELU(alpha)
+
+
+@register_layer(nn.Tanh)
+@_function(F.tanh, torch.tanh, "tanh")
+def _tanh(*call: Any) -> Step:
+    return act.Tanh()
+
+
+@register_layer(nn.Sigmoid)
+@_function(F.sigmoid, torch.sigmoid, "sigmoid")
+def _sigmoid(*call: Any) -> Step:
+    return act.Sigmoid()
+
+
+@register_layer(nn.Softplus)
+def _softplus_module(module: nn.Softplus, in_shape: torch.Size, like: Tensor) -> Step:
+    return _softplus(in_shape, like, module.beta, module.threshold)
+
+
+@_function(F.softplus)
+def _softplus(in_shape: torch.Size, like: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Step:
+    return act.Softplus(beta, threshold)
+
+
+ADDITIONS = {operator.add, operator.iadd, torch.add, "add", "add_"}
+SUBTRACTIONS = {operator.sub, operator.isub, torch.sub, torch.subtract, "sub", "sub_"}
+PRODUCTS = {operator.mul, operator.imul, torch.mul, torch.multiply, "mul", "mul_"}
+QUOTIENTS = {operator.truediv, operator.itruediv, torch.div, torch.divide, torch.true_divide, "div", "div_"}
+NEGATIONS = {operator.neg, torch.neg, torch.negative, "neg"}

@@ -1,0 +1,20 @@
+"""Spectral norms of masked operators, each with its guarantee."""
+
+from locallip.norms.base import Guarantee, NormKey, NormRule
+from locallip.norms.cholesky import CholeskyNorm, LayerTooLarge
+from locallip.norms.exact import ExactNorm
+from locallip.norms.lanczos import LanczosNorm
+from locallip.norms.power import PowerNorm
+from locallip.norms.starts import WarmStarts
+
+__all__ = [
+    "CholeskyNorm",
+    "ExactNorm",
+    "Guarantee",
+    "LanczosNorm",
+    "LayerTooLarge",
+    "NormKey",
+    "NormRule",
+    "PowerNorm",
+    "WarmStarts",
+]

@@ -1,0 +1,174 @@
+"""Lanczos from a random start: an upper bound of the norm that fails with a stated probability.
+
+For a start b, uniform on the unit sphere of R^n, k steps on A^T A give a Krylov space with largest Ritz value theta. Two
+bounds on the largest eigenvalue lambda follow, each allowed half of the failure probability delta, the smaller counts:
+
+- Kuczynski and Wozniakowski (1992): P(lambda > theta / (1 - e)) <= 1.648 sqrt(n) exp(-sqrt(e) (2k - 1)). It holds
+  whatever the spectrum, and is known before the first step.
+- van Dorsselaer, Hochstenbach and van der Vorst (2000): with p the characteristic polynomial of the tridiagonal matrix,
+  p(A^T A) b = beta_1 ... beta_k q_{k+1}, so |p(lambda)| |<b, v>| <= beta_1 ... beta_k for the top eigenvector v. As
+  P(|<b, v>| < t) <= t sqrt(2n / pi), lambda is at most the largest root of |p(mu)| = beta_1 ... beta_k / t with
+  probability 1 - t sqrt(2n / pi). One event covers every k, so the steps may stop when the bound is tight.
+
+Where k reaches the dimension of the space, theta is the eigenvalue itself. A saved vector would void both, so each call
+draws its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from locallip.norms.base import Guarantee, NormKey, ProvenRule
+from locallip.ops import Masked
+
+#: Covers the rounding of the Lanczos process, which is done in float64 with full orthogonalization.
+ROUNDING = 1e-8
+
+
+class LanczosNorm(ProvenRule):
+    """At least the norm, except with probability `failure_prob` per call and sample; HIGH_PROBABILITY.
+
+    Stops when the bound is within `rtol` of its own lower bound, or after `max_steps`. `seed=None` draws from the
+    operating system: weights chosen by somebody who knows the seed are outside the guarantee.
+    """
+
+    guarantee = Guarantee.HIGH_PROBABILITY
+
+    def __init__(
+        self,
+        failure_prob: float,
+        rtol: float = 2e-3,
+        max_steps: int = 300,
+        seed: int | None = None,
+        memory: int = 2**30,
+    ):
+        if not 0 < failure_prob < 1:
+            raise ValueError(f"the failure probability must lie between 0 and 1, got {failure_prob}")
+        self.failure_prob, self.rtol, self.max_steps, self.memory = failure_prob, rtol, max_steps, memory
+        self._seed = torch.Generator().seed() if seed is None else seed
+        self._generators: dict[torch.device, torch.Generator] = {}
+
+    def proven_norm(self, op: Masked, key: NormKey, like: Tensor) -> Tensor:
+        n = min(op.in_shape.numel(), op.out_shape.numel())
+        per_sample = 8 * n * (min(self.max_steps, n) + 4)
+        chunk = max(1, self.memory // per_sample)
+        bounds = [self._bound(op.select(slice(i, i + chunk)), n, like) for i in range(0, op.batch, chunk)]
+        return torch.cat(bounds).to(like.dtype)
+
+    def _bound(self, op: Masked, n: int, like: Tensor) -> Tensor:
+        gram, support = gram_operator(op, like)
+        noise = torch.randn(support.shape, dtype=torch.float64, device=like.device, generator=self._generator(like.device))
+        process = Lanczos(gram, noise * support, min(self.max_steps, n))
+        bound = theta = torch.zeros(len(support), dtype=torch.float64, device=like.device)
+        for steps in _checkpoints(min(self.max_steps, n)):
+            process.run(steps)
+            theta, bound = self._upper(process, n)
+            exhausted = support.sum(1) <= steps
+            bound = torch.where(exhausted, theta, bound)
+            if bool((bound <= theta * (1 + self.rtol) ** 2).all()):
+                break
+        return (bound * (1 + ROUNDING)).sqrt()
+
+    def _upper(self, process: Lanczos, n: int) -> tuple[Tensor, Tensor]:
+        """The largest Ritz value and the upper bound of the eigenvalue, each (B,)."""
+        ritz = process.ritz_values()
+        theta = ritz[:, -1].clamp(min=0)
+        half = self.failure_prob / 2
+        excess = (math.log(1.648 * math.sqrt(n) / half) / (2 * process.steps - 1)) ** 2
+        prior = theta / (1 - excess) if excess < 1 else torch.full_like(theta, float("inf"))
+        smallest_overlap = half * math.sqrt(math.pi / (2 * n))
+        floor = 4 * torch.finfo(torch.float64).eps * theta[:, None]
+        log_product = torch.maximum(process.beta, floor).log().sum(1) - math.log(smallest_overlap)
+        return theta, torch.minimum(prior, _largest_root(ritz, log_product))
+
+    def _generator(self, device: torch.device) -> torch.Generator:
+        if device not in self._generators:
+            self._generators[device] = torch.Generator(device).manual_seed(self._seed)
+        return self._generators[device]
+
+
+class Lanczos:
+    """The Lanczos process with full orthogonalization for a batch of symmetric maps; `start` is (B, n)."""
+
+    def __init__(self, gram: Callable[[Tensor], Tensor], start: Tensor, max_steps: int):
+        self.gram, self.steps = gram, 0
+        batch, n = start.shape
+        self._basis = start.new_empty(batch, max_steps, n)
+        self._alpha = start.new_zeros(batch, max_steps)
+        self._beta = start.new_zeros(batch, max_steps)
+        self._next = _unit_rows(start)
+
+    def run(self, steps: int) -> None:
+        """Go on until `steps` steps are done."""
+        for k in range(self.steps, steps):
+            self._basis[:, k] = self._next
+            basis = self._basis[:, : k + 1]
+            w = self.gram(self._next)
+            for sweep in range(2):  # twice is enough for orthogonality to working precision
+                overlap = torch.bmm(basis, w[:, :, None])
+                if sweep == 0:
+                    self._alpha[:, k] = overlap[:, k, 0]
+                w = w - torch.bmm(basis.transpose(1, 2), overlap)[:, :, 0]
+            self._beta[:, k] = w.norm(dim=1)
+            self._next = _unit_rows(w)
+        self.steps = steps
+
+    @property
+    def beta(self) -> Tensor:
+        return self._beta[:, : self.steps]
+
+    def ritz_values(self) -> Tensor:
+        """Eigenvalues of the tridiagonal matrix, ascending, (B, steps)."""
+        off = self._beta[:, : self.steps - 1]
+        tridiagonal = torch.diag_embed(self._alpha[:, : self.steps])
+        tridiagonal = tridiagonal + torch.diag_embed(off, 1) + torch.diag_embed(off, -1)
+        if not bool(torch.isfinite(tridiagonal).all()):
+            return torch.full_like(self._alpha[:, : self.steps], float("nan"))
+        return torch.linalg.eigvalsh(tridiagonal)
+
+
+def gram_operator(op: Masked, like: Tensor) -> tuple[Callable[[Tensor], Tensor], Tensor]:
+    """A^T A or A A^T, whichever is smaller, on flat float64 vectors (B, n), and the support of its start vectors."""
+    if op.in_shape.numel() <= op.out_shape.numel():
+        shape, weights, first, second = op.in_shape, op.cols, op.apply, op.adjoint
+    else:
+        shape, weights, first, second = op.out_shape, op.rows, op.adjoint, op.apply
+    if weights is None:
+        support = torch.ones(op.batch, shape.numel(), dtype=torch.bool, device=like.device)
+    else:
+        support = weights.flatten(1) > 0
+
+    def gram(q: Tensor) -> Tensor:
+        return second(first(q.reshape(-1, *shape))).flatten(1)
+
+    return gram, support
+
+
+def _checkpoints(last: int) -> list[int]:
+    """Steps after which the bound is looked at: about every half more."""
+    steps, k = [], 8
+    while k < last:
+        steps.append(k)
+        k = k * 3 // 2
+    return [*steps, last]
+
+
+def _largest_root(ritz: Tensor, log_product: Tensor) -> Tensor:
+    """The largest mu with sum_i log(mu - ritz_i) <= log_product, rounded up; ritz (B, k) ascending, result (B,)."""
+    top = ritz[:, -1:]
+    high = log_product / ritz.shape[1]  # every factor is at least mu - top, so log(mu - top) is at most the mean
+    low = torch.full_like(high, -80.0) + top[:, 0].clamp(min=torch.finfo(top.dtype).tiny).log()
+    low = torch.minimum(low, high)
+    for _ in range(60):
+        middle = (low + high) / 2
+        below = (middle.exp()[:, None] + (top - ritz)).log().sum(1) <= log_product
+        low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+    return top[:, 0].clamp(min=0) + high.exp()
+
+
+def _unit_rows(w: Tensor) -> Tensor:
+    return w / w.norm(dim=1, keepdim=True).clamp(min=torch.finfo(w.dtype).tiny)

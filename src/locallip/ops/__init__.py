@@ -1,0 +1,22 @@
+"""Bias-free linear maps with exact adjoints."""
+
+from locallip.ops.base import Compose, Identity, LinearOp, Masked, Sum, compose
+from locallip.ops.conv import Conv
+from locallip.ops.dense import Dense
+from locallip.ops.diagonal import Diagonal
+from locallip.ops.pool import average_pool
+from locallip.ops.reshape import Reshape
+
+__all__ = [
+    "Compose",
+    "Conv",
+    "Dense",
+    "Diagonal",
+    "Identity",
+    "LinearOp",
+    "Masked",
+    "Reshape",
+    "Sum",
+    "average_pool",
+    "compose",
+]

@@ -1,0 +1,187 @@
+"""Linear maps without bias, as objects: apply, adjoint, absolute value, row norms.
+
+An operator reads its parameters through at every call and copies nothing, so it follows training, and it computes in
+the dtype of the vector it is given: float32 weights applied to a float64 vector are converted exactly.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+class LinearOp(ABC):
+    """A bias-free linear map W from tensors of `in_shape` to tensors of `out_shape` (shapes without batch)."""
+
+    in_shape: torch.Size
+    out_shape: torch.Size
+    #: No input feeds two outputs: rows have disjoint supports, so they are orthogonal under any column mask.
+    disjoint_rows: bool = False
+    #: Every row has at most one entry that is not zero (identity, diagonal, reshape).
+    single_entry_rows: bool = False
+    #: Largest number of roundings behind one output or one entry of the matrix; enters the error bound gamma_n.
+    fan_in: int = 1
+
+    @abstractmethod
+    def apply(self, v: Tensor) -> Tensor:
+        """W v, (B, *in_shape) -> (B, *out_shape)."""
+
+    @abstractmethod
+    def adjoint(self, w: Tensor) -> Tensor:
+        """W^T w, (B, *out_shape) -> (B, *in_shape); exactly the transpose."""
+
+    @abstractmethod
+    def apply_abs(self, r: Tensor) -> Tensor:
+        """|W| r or larger, for r >= 0, (B, *in_shape) -> (B, *out_shape)."""
+
+    @abstractmethod
+    def row_norms(self, cols: Tensor) -> Tensor:
+        """||e_i^T W diag(cols)|| or larger for every output i, (B, *in_shape) -> (B, *out_shape)."""
+
+    def materialize(self, like: Tensor) -> Tensor:
+        """The matrix, (out_numel, in_numel), in the dtype and on the device of `like`."""
+        columns = torch.eye(self.in_shape.numel(), dtype=like.dtype, device=like.device)
+        return self.apply(columns.reshape(-1, *self.in_shape)).flatten(1).T
+
+    def materialize_abs(self, like: Tensor) -> Tensor:
+        """|W| or larger, entry by entry, (out_numel, in_numel)."""
+        columns = torch.eye(self.in_shape.numel(), dtype=like.dtype, device=like.device)
+        return self.apply_abs(columns.reshape(-1, *self.in_shape)).flatten(1).T
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({tuple(self.in_shape)} -> {tuple(self.out_shape)})"
+
+
+class Identity(LinearOp):
+    """v -> v."""
+
+    disjoint_rows = True
+    single_entry_rows = True
+    fan_in = 0
+
+    def __init__(self, shape: Sequence[int]):
+        self.in_shape = self.out_shape = torch.Size(shape)
+
+    def apply(self, v: Tensor) -> Tensor:
+        return v
+
+    def adjoint(self, w: Tensor) -> Tensor:
+        return w
+
+    def apply_abs(self, r: Tensor) -> Tensor:
+        return r
+
+    def row_norms(self, cols: Tensor) -> Tensor:
+        return cols
+
+
+class Compose(LinearOp):
+    """v -> outer(inner(v))."""
+
+    def __init__(self, outer: LinearOp, inner: LinearOp):
+        if outer.in_shape != inner.out_shape:
+            raise ValueError(f"cannot compose {outer!r} after {inner!r}: the shapes between them differ")
+        self.outer, self.inner = outer, inner
+        self.in_shape, self.out_shape = inner.in_shape, outer.out_shape
+        self.disjoint_rows = outer.disjoint_rows and inner.disjoint_rows
+        self.single_entry_rows = outer.single_entry_rows and inner.single_entry_rows
+        self.fan_in = outer.fan_in + inner.fan_in + 1
+
+    def apply(self, v: Tensor) -> Tensor:
+        return self.outer.apply(self.inner.apply(v))
+
+    def adjoint(self, w: Tensor) -> Tensor:
+        return self.inner.adjoint(self.outer.adjoint(w))
+
+    def apply_abs(self, r: Tensor) -> Tensor:
+        return self.outer.apply_abs(self.inner.apply_abs(r))
+
+    def row_norms(self, cols: Tensor) -> Tensor:
+        """Exact when the inner rows are orthogonal or the outer rows single entries; the triangle inequality else."""
+        inner = self.inner.row_norms(cols)
+        if self.outer.single_entry_rows or self.inner.disjoint_rows:
+            return self.outer.row_norms(inner)
+        return self.outer.apply_abs(inner)
+
+
+class Sum(LinearOp):
+    """v -> sum of the parts' images: a residual block z + conv(z) is Sum(Identity, Conv)."""
+
+    def __init__(self, parts: Sequence[LinearOp]):
+        if len({(part.in_shape, part.out_shape) for part in parts}) != 1:
+            raise ValueError(f"cannot add {list(parts)!r}: their shapes differ")
+        self.parts = tuple(parts)
+        self.in_shape, self.out_shape = parts[0].in_shape, parts[0].out_shape
+        self.fan_in = max(part.fan_in for part in parts) + len(parts)
+
+    def apply(self, v: Tensor) -> Tensor:
+        return _total([part.apply(v) for part in self.parts])
+
+    def adjoint(self, w: Tensor) -> Tensor:
+        return _total([part.adjoint(w) for part in self.parts])
+
+    def apply_abs(self, r: Tensor) -> Tensor:
+        return _total([part.apply_abs(r) for part in self.parts])
+
+    def row_norms(self, cols: Tensor) -> Tensor:
+        return _total([part.row_norms(cols) for part in self.parts])
+
+
+class Masked(LinearOp):
+    """diag(rows) W diag(cols), one pair of weights per sample: I_V^l W^l I_V^{l-1} of eq:local_lip.
+
+    `rows` is (B, *out_shape) and `cols` (B, *in_shape), both >= 0; 0 removes, 1 keeps, and anything else is the square
+    root of a slope bound. `None` stands for all ones.
+    """
+
+    def __init__(self, base: LinearOp, rows: Tensor | None, cols: Tensor | None):
+        self.base, self.rows, self.cols = base, rows, cols
+        self.in_shape, self.out_shape = base.in_shape, base.out_shape
+        self.disjoint_rows, self.single_entry_rows = base.disjoint_rows, base.single_entry_rows
+        self.fan_in = base.fan_in + 2
+
+    def apply(self, v: Tensor) -> Tensor:
+        return _weigh(self.base.apply(_weigh(v, self.cols)), self.rows)
+
+    def adjoint(self, w: Tensor) -> Tensor:
+        return _weigh(self.base.adjoint(_weigh(w, self.rows)), self.cols)
+
+    def apply_abs(self, r: Tensor) -> Tensor:
+        return _weigh(self.base.apply_abs(_weigh(r, self.cols)), self.rows)
+
+    def row_norms(self, cols: Tensor) -> Tensor:
+        return _weigh(self.base.row_norms(_weigh(cols, self.cols)), self.rows)
+
+    @property
+    def batch(self) -> int:
+        """Samples that this operator is different for; 1 without masks."""
+        return max((len(weights) for weights in (self.rows, self.cols) if weights is not None), default=1)
+
+    def select(self, index: Tensor | slice) -> Masked:
+        """The same map for some samples of the batch."""
+        rows = None if self.rows is None else self.rows[index]
+        cols = None if self.cols is None else self.cols[index]
+        return Masked(self.base, rows, cols)
+
+
+def compose(outer: LinearOp, inner: LinearOp) -> LinearOp:
+    """outer after inner, with identities left out."""
+    if isinstance(outer, Identity):
+        return inner
+    if isinstance(inner, Identity):
+        return outer
+    return Compose(outer, inner)
+
+
+def _total(values: list[Tensor]) -> Tensor:
+    total = values[0]
+    for value in values[1:]:
+        total = total + value
+    return total
+
+
+def _weigh(v: Tensor, weights: Tensor | None) -> Tensor:
+    return v if weights is None else v * weights.to(v.dtype)

@@ -1,0 +1,77 @@
+"""Convolutions in one, two or three dimensions, with any stride, zero padding, dilation and groups."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from locallip.ops.base import LinearOp
+
+_CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+_CONV_TRANSPOSE = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
+
+
+class Conv(LinearOp):
+    """v -> conv(v, W) with zero padding given per side: `padding[d] = (before, after)`.
+
+    The adjoint is the transposed convolution with the output padding that restores the input size, so in-sizes that the
+    stride does not divide are exact too.
+    """
+
+    def __init__(
+        self,
+        weight: Callable[[], Tensor],
+        in_shape: Sequence[int],
+        stride: Sequence[int],
+        padding: Sequence[tuple[int, int]],
+        dilation: Sequence[int],
+        groups: int = 1,
+    ):
+        self.weight = weight
+        self.stride, self.dilation, self.groups = tuple(stride), tuple(dilation), groups
+        self.in_shape = torch.Size(in_shape)
+        self._dims = len(in_shape) - 1
+        out_channels, group_channels, *kernel = weight().shape
+        extent = [d * (k - 1) + 1 for k, d in zip(kernel, dilation, strict=True)]
+        padded = [n + a + b for n, (a, b) in zip(in_shape[1:], padding, strict=True)]
+        rest = [n - e for n, e in zip(padded, extent, strict=True)]
+        self.out_shape = torch.Size((out_channels, *(n // s + 1 for n, s in zip(rest, stride, strict=True))))
+        # Unequal sides ("same" with an even kernel) are padded by hand, equal ones inside the convolution.
+        self._inside = [a if a == b else 0 for a, b in padding]
+        self._by_hand = [(0, 0) if a == b else (a, b) for a, b in padding]
+        self._output_padding = [n % s for n, s in zip(rest, stride, strict=True)]
+        self.disjoint_rows = out_channels == groups and all(s >= e for s, e in zip(stride, extent, strict=True))
+        self.fan_in = int(group_channels * torch.Size(kernel).numel())
+
+    def _convolve(self, v: Tensor, weight: Tensor) -> Tensor:
+        if any(sum(pair) for pair in self._by_hand):
+            v = F.pad(v, [n for pair in reversed(self._by_hand) for n in pair])
+        return _CONV[self._dims](v, weight, None, self.stride, self._inside, self.dilation, self.groups)
+
+    def apply(self, v: Tensor) -> Tensor:
+        return self._convolve(v, self.weight().to(v.dtype))
+
+    def adjoint(self, w: Tensor) -> Tensor:
+        v = _CONV_TRANSPOSE[self._dims](
+            w,
+            self.weight().to(w.dtype),
+            None,
+            self.stride,
+            self._inside,
+            self._output_padding,
+            self.groups,
+            self.dilation,
+        )
+        for d, (before, after) in enumerate(self._by_hand, start=2):
+            v = v.narrow(d, before, v.shape[d] - before - after)
+        return v
+
+    def apply_abs(self, r: Tensor) -> Tensor:
+        return self._convolve(r, self.weight().to(r.dtype).abs())
+
+    def row_norms(self, cols: Tensor) -> Tensor:
+        """One convolution of the squared mask with W**2: never looser than the filter norm, and right at the borders."""
+        return self._convolve(cols.square(), self.weight().to(cols.dtype).square()).sqrt()

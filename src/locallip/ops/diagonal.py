@@ -1,0 +1,34 @@
+"""Multiplication of every entry by its own factor: scalar scaling, batch normalisation in eval mode, Normalize."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from locallip.ops.base import LinearOp
+
+
+class Diagonal(LinearOp):
+    """v -> factor * v; `factor(dtype)` is computed in the dtype asked for and broadcasts against (B, *shape)."""
+
+    disjoint_rows = True
+    single_entry_rows = True
+    fan_in = 8  # the factor itself may be a quotient and a square root of stored numbers
+
+    def __init__(self, factor: Callable[[torch.dtype], Tensor], shape: Sequence[int]):
+        self.factor = factor
+        self.in_shape = self.out_shape = torch.Size(shape)
+
+    def apply(self, v: Tensor) -> Tensor:
+        return v * self.factor(v.dtype)
+
+    def adjoint(self, w: Tensor) -> Tensor:
+        return w * self.factor(w.dtype)
+
+    def apply_abs(self, r: Tensor) -> Tensor:
+        return r * self.factor(r.dtype).abs()
+
+    def row_norms(self, cols: Tensor) -> Tensor:
+        return self.apply_abs(cols)

@@ -1,0 +1,35 @@
+"""Flatten, view and reshape: the same numbers in another shape."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from locallip.ops.base import LinearOp
+
+
+class Reshape(LinearOp):
+    """v -> v with another shape, row-major within one sample."""
+
+    disjoint_rows = True
+    single_entry_rows = True
+    fan_in = 0
+
+    def __init__(self, in_shape: Sequence[int], out_shape: Sequence[int]):
+        self.in_shape, self.out_shape = torch.Size(in_shape), torch.Size(out_shape)
+        if self.in_shape.numel() != self.out_shape.numel():
+            raise ValueError(f"cannot reshape {tuple(in_shape)} to {tuple(out_shape)}")
+
+    def apply(self, v: Tensor) -> Tensor:
+        return v.reshape(-1, *self.out_shape)
+
+    def adjoint(self, w: Tensor) -> Tensor:
+        return w.reshape(-1, *self.in_shape)
+
+    def apply_abs(self, r: Tensor) -> Tensor:
+        return self.apply(r)
+
+    def row_norms(self, cols: Tensor) -> Tensor:
+        return self.apply(cols)
