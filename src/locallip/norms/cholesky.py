@@ -72,7 +72,7 @@ def _proven_norm(matrix: Tensor, frobenius: Tensor, entry_error: float) -> Tenso
     if p == 0 or contraction == 0 or not bool(frobenius > torch.finfo(matrix.dtype).tiny):
         return torch.zeros_like(frobenius)
     gram = matrix @ matrix.T
-    gram_error = (gamma(contraction + 2, gram.dtype) + 3 * entry_error) * up(frobenius.square(), 64)
+    gram_error = (gamma(contraction + 2, gram.dtype) + 3 * entry_error) * up(frobenius.square(), matrix.numel() + 64)
     guess = _largest_eigenvalue(gram)
     for inflation in _INFLATIONS:
         t2 = up(guess * (1 + inflation))
@@ -94,6 +94,6 @@ def _largest_eigenvalue(gram: Tensor) -> Tensor:
         return torch.linalg.eigvalsh(gram)[-1].clamp(min=0)
     generator = torch.Generator(gram.device).manual_seed(0)
     start = torch.randn(1, len(gram), dtype=gram.dtype, device=gram.device, generator=generator)
-    process = Lanczos(lambda q: q @ gram, start, 200)
+    process = Lanczos(lambda q: q @ gram, start, 200, orthogonalize=True)
     process.run(min(200, len(gram)))
     return process.ritz_values()[0, -1].clamp(min=0)

@@ -10,7 +10,7 @@ bounds on the largest eigenvalue lambda follow, each allowed half of the failure
   P(|<b, v>| < t) <= t sqrt(2n / pi), lambda is at most the largest root of |p(mu)| = beta_1 ... beta_k / t with
   probability 1 - t sqrt(2n / pi). One event covers every k, so the steps may stop when the bound is tight.
 
-Where k reaches the dimension of the space, theta is the eigenvalue itself. A saved vector would void both, so each call
+Where k reaches the dimension of the space, with a basis kept orthogonal, theta is the eigenvalue itself. A saved vector would void both, so each call
 draws its own.
 """
 
@@ -25,8 +25,10 @@ from torch import Tensor
 from locallip.norms.base import Guarantee, NormKey, ProvenRule
 from locallip.ops import Masked
 
-#: Covers the rounding of the Lanczos process, which is done in float64 with full orthogonalization.
+#: Covers the rounding of the Lanczos process in float64: relative, on the eigenvalue.
 ROUNDING = 1e-8
+#: Spaces up to this dimension get a fully orthogonal basis, larger ones only the three-term recurrence.
+ORTHOGONAL_LIMIT = 2048
 
 
 class LanczosNorm(ProvenRule):
@@ -54,7 +56,7 @@ class LanczosNorm(ProvenRule):
 
     def proven_norm(self, op: Masked, key: NormKey, like: Tensor) -> Tensor:
         n = min(op.in_shape.numel(), op.out_shape.numel())
-        per_sample = 8 * n * (min(self.max_steps, n) + 4)
+        per_sample = 8 * n * (4 + (min(self.max_steps, n) if n <= ORTHOGONAL_LIMIT else 0))
         chunk = max(1, self.memory // per_sample)
         bounds = [self._bound(op.select(slice(i, i + chunk)), n, like) for i in range(0, op.batch, chunk)]
         return torch.cat(bounds).to(like.dtype)
@@ -62,13 +64,14 @@ class LanczosNorm(ProvenRule):
     def _bound(self, op: Masked, n: int, like: Tensor) -> Tensor:
         gram, support = gram_operator(op, like)
         noise = torch.randn(support.shape, dtype=torch.float64, device=like.device, generator=self._generator(like.device))
-        process = Lanczos(gram, noise * support, min(self.max_steps, n))
+        orthogonalize = n <= ORTHOGONAL_LIMIT
+        process = Lanczos(gram, noise * support, min(self.max_steps, n), orthogonalize=orthogonalize)
         bound = theta = torch.zeros(len(support), dtype=torch.float64, device=like.device)
         for steps in _checkpoints(min(self.max_steps, n)):
             process.run(steps)
             theta, bound = self._upper(process, n)
-            exhausted = support.sum(1) <= steps
-            bound = torch.where(exhausted, theta, bound)
+            if orthogonalize:
+                bound = torch.where(support.sum(1) <= steps, theta, bound)
             if bool((bound <= theta * (1 + self.rtol) ** 2).all()):
                 break
         return (bound * (1 + ROUNDING)).sqrt()
@@ -92,29 +95,36 @@ class LanczosNorm(ProvenRule):
 
 
 class Lanczos:
-    """The Lanczos process with full orthogonalization for a batch of symmetric maps; `start` is (B, n)."""
+    """The Lanczos process for a batch of symmetric maps; `start` is (B, n).
 
-    def __init__(self, gram: Callable[[Tensor], Tensor], start: Tensor, max_steps: int):
+    `orthogonalize` keeps the whole basis orthogonal to working precision, at the price of storing it. Without it the
+    computed coefficients are those of an exact process on a larger matrix with eigenvalues in tiny intervals around the
+    true ones and the same weights of the start vector (Greenbaum 1989), so both bounds above still apply.
+    """
+
+    def __init__(self, gram: Callable[[Tensor], Tensor], start: Tensor, max_steps: int, *, orthogonalize: bool):
         self.gram, self.steps = gram, 0
         batch, n = start.shape
-        self._basis = start.new_empty(batch, max_steps, n)
+        self._basis = start.new_empty(batch, max_steps, n) if orthogonalize else None
         self._alpha = start.new_zeros(batch, max_steps)
         self._beta = start.new_zeros(batch, max_steps)
-        self._next = _unit_rows(start)
+        self._last, self._next = torch.zeros_like(start), _unit_rows(start)
 
     def run(self, steps: int) -> None:
         """Go on until `steps` steps are done."""
         for k in range(self.steps, steps):
-            self._basis[:, k] = self._next
-            basis = self._basis[:, : k + 1]
             w = self.gram(self._next)
-            for sweep in range(2):  # twice is enough for orthogonality to working precision
-                overlap = torch.bmm(basis, w[:, :, None])
-                if sweep == 0:
-                    self._alpha[:, k] = overlap[:, k, 0]
-                w = w - torch.bmm(basis.transpose(1, 2), overlap)[:, :, 0]
+            if k:
+                w = w - self._beta[:, k - 1, None] * self._last
+            self._alpha[:, k] = (w * self._next).sum(1)
+            w = w - self._alpha[:, k, None] * self._next
+            if self._basis is not None:
+                self._basis[:, k] = self._next
+                basis = self._basis[:, : k + 1]
+                for _ in range(2):  # twice is enough for orthogonality to working precision
+                    w = w - torch.bmm(basis.transpose(1, 2), torch.bmm(basis, w[:, :, None]))[:, :, 0]
             self._beta[:, k] = w.norm(dim=1)
-            self._next = _unit_rows(w)
+            self._last, self._next = self._next, _unit_rows(w)
         self.steps = steps
 
     @property
