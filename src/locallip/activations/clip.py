@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -36,6 +37,32 @@ class ReLUTheta(nn.Module):
         return f"shape={tuple(self.raw_theta.shape)}"
 
 
+class _ClipByte(torch.autograd.Function):
+    """min(max(z, low), high), keeping one byte per unit for the backward pass where torch's clamp keeps the input.
+
+    The bound clips center, lower and upper end of every unit, so this is a third of its memory.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(z: Tensor, high: Tensor, low: float) -> tuple[Tensor, Tensor]:
+        clipped = torch.clamp(z, z.new_tensor(low), high)
+        return clipped, (clipped == z).to(torch.int8) + 2 * (z > high).to(torch.int8)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, float], output: tuple[Tensor, Tensor]) -> None:
+        ctx.save_for_backward(output[1])
+        ctx.mark_non_differentiable(output[1])
+        ctx.high_shape = inputs[1].shape
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor, Tensor | None, None]:
+        (code,) = ctx.saved_tensors
+        to_high = (grad * (code == 2)).sum_to_size(ctx.high_shape) if ctx.needs_input_grad[1] else None
+        return grad * (code == 1), to_high, None
+
+
 class Clip(Activation):
     """z -> min(max(z, low), high): constant at `low` where upper <= low, at `high` where lower >= high.
 
@@ -45,12 +72,13 @@ class Clip(Activation):
     def __init__(self, low: float, high: Callable[[torch.dtype], Tensor | float]):
         self.low, self._high = low, high
 
-    def _cap(self, z: Tensor) -> Tensor:
-        high = self._high(z.dtype)
-        return torch.minimum(z, high) if isinstance(high, Tensor) else z.clamp(max=high)
-
     def __call__(self, z: Tensor) -> Tensor:
-        return self._cap(z.clamp(min=self.low))
+        high = self._high(z.dtype)
+        high = high if isinstance(high, Tensor) else z.new_tensor(high)
+        if not torch.is_grad_enabled():
+            return torch.clamp(z, z.new_tensor(self.low), high)
+        clipped, _ = _ClipByte.apply(z, high, self.low)
+        return clipped
 
     def image(self, box: Box) -> Box:
         return Box(self(box.lower), self(box.upper))

@@ -24,14 +24,14 @@ class MaxPool2d(Activation):
     ):
         if any(s < k for s, k in zip(stride, kernel, strict=True)):
             raise ValueError(f"windows overlap: kernel {kernel} with stride {stride}")
-        self._pool = {"kernel_size": kernel, "stride": stride, "padding": padding, "ceil_mode": ceil_mode}
+        self._kernel, self._stride, self._padding, self._ceil_mode = kernel, stride, padding, ceil_mode
         self._out = self(torch.zeros(1, *in_shape)).shape[1:]
         geometry = zip(in_shape[1:], self._out[1:], kernel, stride, padding, strict=True)
         (self._row, row_used), (self._col, col_used) = (_window_of(*g) for g in geometry)
         self._used = row_used[:, None] & col_used[None, :]
 
     def __call__(self, z: Tensor) -> Tensor:
-        return F.max_pool2d(z, **self._pool)
+        return F.max_pool2d(z, self._kernel, self._stride, self._padding, ceil_mode=self._ceil_mode)
 
     def image(self, box: Box) -> Box:
         return Box(self(box.lower), self(box.upper))

@@ -33,6 +33,7 @@ class Region:
 
     center (B, *shape) is z(x), off by at most `error` (None: not counted); box holds every z(x'); every difference
     z(x') - z(x'') is diag(outputs) t with ||t|| <= lipschitz * ||x' - x''||, and ||t|| <= radius for x'' = x, both (B,).
+    `ball_only` says that the box is just the one around the ball, so that its interval image adds nothing to the ball's.
     """
 
     center: Tensor
@@ -41,6 +42,7 @@ class Region:
     radius: Tensor
     lipschitz: Tensor
     outputs: Tensor | None
+    ball_only: bool = False
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,7 @@ def propagate(
     if box_radii == "global" and ceiling is None:
         raise ValueError("box_radii='global' needs the global bound as ceiling")
     regions = [_input_region(x, eps, input_domain, outward)]
-    boxes, masks, norms = [], [], dict[NormKey, Tensor]()
+    boxes, masks, norms = list[Box](), list[Varying](), dict[NormKey, Tensor]()
     for index, stage in enumerate(network.stages):
         keys = norm_keys(stage, index)
         center, error, box = _pre_activation(stage, regions, eps, ceiling if box_radii == "global" else None, outward)
@@ -151,7 +153,8 @@ def _input_region(x: Tensor, eps: Tensor, domain: tuple[float, float] | None, ou
     lower, upper = x - reach, x + reach
     if domain is not None:
         lower, upper = lower.clamp(min=domain[0]), upper.clamp(max=domain[1])
-    return Region(x, torch.zeros_like(x) if outward else None, Box(lower, upper), eps, torch.ones_like(eps), None)
+    error = torch.zeros_like(x) if outward else None
+    return Region(x, error, Box(lower, upper), eps, torch.ones_like(eps), None, ball_only=domain is None)
 
 
 def _pre_activation(
@@ -159,11 +162,10 @@ def _pre_activation(
 ) -> tuple[Tensor, Tensor | None, Box]:
     """Center, its error, and the box before the activation of a stage, each (B, *linear_shape)."""
     slack = gamma(stage.fan_in + 8, eps.dtype) if outward else 0.0
-    center: Tensor | float = 0.0
-    middle: Tensor | float = 0.0
-    spread: Tensor | float = 0.0
-    reach: Tensor | float = 0.0
-    error: Tensor | float = 0.0
+    zero = torch.zeros((), dtype=eps.dtype, device=eps.device)
+    center = middle = spread = reach = error = zero
+    if not outward and all(regions[source].ball_only for source in stage.terms):
+        return _pre_activation_of_ball(stage, regions, eps, paper)
     for source, op in stage.terms.items():
         region = regions[source]
         m, r = _middle_and_half_width(region.box, outward)
@@ -174,13 +176,10 @@ def _pre_activation(
         if region.error is not None:
             lost = region.error + slack * region.center.abs()
             error = error + op.apply_abs(floored(lost, region.center != 0))
-    assert isinstance(center, Tensor) and isinstance(middle, Tensor) and isinstance(spread, Tensor)
     offset = stage.offset(eps)
     center, middle = center + offset, middle + offset
     if not outward:
-        upper = torch.minimum(middle + spread, center + reach)
-        lower = torch.maximum(middle - spread, center - reach)
-        return center, None, Box(lower, upper)
+        return center, None, _cut(middle, spread, center, reach)
     offset_slack = slack * stage.offset.magnitude(eps)
     error = up(error + offset_slack, 8 + stage.fan_in)
     spread = up(spread + offset_slack, 8 + stage.fan_in) + slack * middle.abs()
@@ -190,18 +189,32 @@ def _pre_activation(
     return center, error, Box(lower, upper)
 
 
+def _pre_activation_of_ball(
+    stage: Stage, regions: list[Region], eps: Tensor, paper: GlobalBound | None
+) -> tuple[Tensor, None, Box]:
+    """The same for a stage that reads the input alone, where center +- ||W_i|| eps is all there is to know."""
+    center = stage.linear([region.center for region in regions])
+    reaches = [_ball_reach(op, source, regions[source], eps, paper, False) for source, op in stage.terms.items()]
+    reach = torch.stack(reaches).sum(0)
+    return center, None, Box(center - reach, center + reach)
+
+
 def _middle_and_half_width(box: Box, outward: bool) -> tuple[Tensor, Tensor]:
     """m = (UB + LB) / 2 and r = (UB - LB) / 2 of a box; rounded so that m +- r covers it when `outward`."""
     middle = (box.upper + box.lower) / 2
-    half = ((box.upper - box.lower) / 2).clamp(min=0)
     if outward:
-        half = up(torch.maximum(box.upper - middle, middle - box.lower).clamp(min=0))
-    return middle, half
+        return middle, up(torch.maximum(box.upper - middle, middle - box.lower).clamp(min=0))
+    return middle, (box.upper - box.lower) / 2
 
 
-def _ball_reach(
-    op: LinearOp, source: int, region: Region, eps: Tensor, paper: GlobalBound | None, outward: bool
-) -> Tensor:
+def _cut(middle: Tensor, spread: Tensor, center: Tensor, reach: Tensor) -> Box:
+    """middle +- spread cut with center +- reach; `where` keeps one byte per unit for the backward pass, minimum eight."""
+    high, low = middle + spread, middle - spread
+    ball_high, ball_low = center + reach, center - reach
+    return Box(torch.where(low < ball_low, ball_low, low), torch.where(high > ball_high, ball_high, high))
+
+
+def _ball_reach(op: LinearOp, source: int, region: Region, eps: Tensor, paper: GlobalBound | None, outward: bool) -> Tensor:
     """||W_i|| * rho for every unit: how far the ball lets a pre-activation move from its center."""
     if paper is None:
         cols = torch.ones_like(region.center[:1]) if region.outputs is None else region.outputs.to(eps.dtype)

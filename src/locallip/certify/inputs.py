@@ -42,7 +42,7 @@ def _scalar(eps: float | str | Fraction) -> float:
     return nearest if Fraction(nearest) >= exact else math.nextafter(nearest, math.inf)
 
 
-def as_batch(x: Tensor, model: nn.Module, input_domain: tuple[float, float] | None) -> Tensor:
+def as_batch(x: object, model: nn.Module, input_domain: tuple[float, float] | None) -> Tensor:
     """The samples in float64 on the model's device; shape is checked when the network is lowered."""
     if not isinstance(x, Tensor):
         raise TypeError(f"x must be a torch.Tensor, got {type(x).__name__}")
@@ -62,12 +62,12 @@ def as_batch(x: Tensor, model: nn.Module, input_domain: tuple[float, float] | No
     return x.detach().double()
 
 
-def as_labels(y: Tensor, batch: int, classes: int, device: torch.device) -> Tensor:
+def as_labels(y: Tensor | Sequence[int], batch: int, classes: int, device: torch.device) -> Tensor:
     if not isinstance(y, Tensor):
         y = torch.as_tensor(y)
     if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool or y.shape != (batch,):
         raise ValueError(f"y must be {batch} integer labels, got {y.dtype} of shape {tuple(y.shape)}")
-    if batch and not (0 <= int(y.min()) and int(y.max()) < classes):
+    if batch and (int(y.min()) < 0 or int(y.max()) >= classes):
         raise ValueError(f"labels must lie in 0..{classes - 1}, got {int(y.min())}..{int(y.max())}")
     return y.to(device=device, dtype=torch.long)
 

@@ -57,9 +57,7 @@ class Prover:
         """The local bound (`local=True`) or the bound from unmasked norms alone, for float64 x and eps (B,)."""
         rule = self.rule if local else CeilingNorm(self.ceiling, self.rule)
         with exact_arithmetic():
-            return propagate(
-                self.network, x, eps, rule, ceiling=self.ceiling, input_domain=domain, outward=True
-            )
+            return propagate(self.network, x, eps, rule, ceiling=self.ceiling, input_domain=domain, outward=True)
 
     def margin(
         self, x: Tensor, y: Tensor, eps: Tensor, *, local: bool = True, domain: tuple[float, float] | None = None

@@ -79,7 +79,7 @@ def _search(
 ) -> Tensor:
     """The largest radius this prover was seen to certify, by doubling and then halving the bracket, (B,)."""
     none = torch.zeros(len(x), dtype=x.dtype, device=x.device)
-    logits, error = prover.clean_logits(x)
+    logits, _ = prover.clean_logits(x)
     low = none if start is None else start
     scale = logits.abs().amax(1).clamp(min=1e-30) / prover.ceiling.total.clamp(min=1e-30)
     high = torch.where(low > 0, 2 * low, scale)
@@ -96,9 +96,7 @@ def _search(
     return low
 
 
-def _holds(
-    prover: Prover, x: Tensor, y: Tensor, eps: Tensor, domain: tuple[float, float] | None, *, local: bool
-) -> Tensor:
+def _holds(prover: Prover, x: Tensor, y: Tensor, eps: Tensor, domain: tuple[float, float] | None, *, local: bool) -> Tensor:
     margin = prover.margin(x, y, eps, local=local, domain=domain)
     finite = torch.isfinite(x.flatten(1)).all(1) & torch.isfinite(eps) & torch.isfinite(margin.lipschitz)
     return (margin.worst > 0) & finite

@@ -122,7 +122,7 @@ class _Lowering:
         self._refuse_overwriting(node, inputs)
         try:
             with torch.no_grad():
-                args, kwargs = map_arg((node.args, node.kwargs), lambda n: self.values[n])  # type: ignore[misc]
+                args, kwargs = map_arg((node.args, node.kwargs), lambda n: self.values[n])
                 self.values[node] = getattr(self.interpreter, node.op)(node.target, args, kwargs)
         except Exception as error:
             raise self._unsupported(node, f"it fails on an input of shape {tuple(self.like.shape[1:])}: {error}") from error
@@ -202,7 +202,7 @@ class _Lowering:
         return self._constant(operand)
 
     def _constant(self, node: fx.Node) -> Any:
-        """A stored tensor or a number. Tensors computed in forward are refused: a later training step would not reach them."""
+        """A stored tensor or a number; one computed in forward is refused, as later training steps would not reach it."""
         value = self.values[node]
         if isinstance(value, Tensor) and node.op != "get_attr" and value.requires_grad:
             raise rules.Refused("a tensor computed from parameters inside forward has no rule; use a parametrization")
@@ -232,7 +232,7 @@ class _Lowering:
         return function(in_shape, self.like, *rest, **{k: self._resolve(v) for k, v in node.kwargs.items()})
 
     def _resolve(self, arg: Any) -> Any:
-        return map_arg(arg, lambda n: self._constant(n))
+        return map_arg(arg, self._constant)
 
     def _reshape(self, node: fx.Node, in_shape: torch.Size) -> rules.Affine:
         out = self.values[node].shape

@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -35,15 +35,16 @@ class Affine:
 
 Step = Affine | act.Activation
 ModuleRule = Callable[[Any, torch.Size, Tensor], Step]
+AnyRule = TypeVar("AnyRule", bound=Callable[..., Step])
 
 MODULE_RULES: dict[type[nn.Module], ModuleRule] = {}
 FUNCTION_RULES: dict[Any, Callable[..., Step]] = {}
 
 
-def register_layer(*types: type[nn.Module]) -> Callable[[ModuleRule], ModuleRule]:
+def register_layer(*types: type[nn.Module]) -> Callable[[AnyRule], AnyRule]:
     """Decorator: `rule(module, in_shape, like)` lowers modules of these types (see docs/adding_a_layer.md)."""
 
-    def keep(rule: ModuleRule) -> ModuleRule:
+    def keep(rule: AnyRule) -> AnyRule:
         MODULE_RULES.update(dict.fromkeys(types, rule))
         return rule
 
@@ -58,10 +59,10 @@ def module_rule(module: nn.Module) -> ModuleRule | None:
     return None
 
 
-def _function(*targets: Any) -> Callable[[Callable[..., Step]], Callable[..., Step]]:
+def _function(*targets: Any) -> Callable[[AnyRule], AnyRule]:
     """Decorator: `rule(in_shape, like, *rest of the call)` lowers calls of these functions or tensor methods."""
 
-    def keep(rule: Callable[..., Step]) -> Callable[..., Step]:
+    def keep(rule: AnyRule) -> AnyRule:
         FUNCTION_RULES.update(dict.fromkeys(targets, rule))
         return rule
 
@@ -78,21 +79,25 @@ def _pair(value: int | Sequence[int], dims: int = 2) -> tuple[int, ...]:
 
 @register_layer(nn.Linear)
 def _linear_module(module: nn.Linear, in_shape: torch.Size, like: Tensor) -> Affine:
-    op = Dense(lambda: module.weight, tuple(in_shape[:-1]))
-    return Affine(op, None if module.bias is None else lambda dtype: module.bias.to(dtype))
+    bias = None if module.bias is None else lambda: module.bias
+    return _dense(lambda: module.weight, bias, in_shape)
 
 
 @_function(F.linear)
 def _linear(in_shape: torch.Size, like: Tensor, weight: Tensor, bias: Tensor | None = None) -> Affine:
-    op = Dense(lambda: weight, tuple(in_shape[:-1]))
-    return Affine(op, None if bias is None else lambda dtype: bias.to(dtype))
+    return _dense(lambda: weight, None if bias is None else lambda: bias, in_shape)
+
+
+def _dense(weight: Callable[[], Tensor], bias: Callable[[], Any] | None, in_shape: torch.Size) -> Affine:
+    op = Dense(weight, tuple(in_shape[:-1]))
+    return Affine(op, None if bias is None else lambda dtype: bias().to(dtype))
 
 
 @register_layer(nn.Conv1d, nn.Conv2d, nn.Conv3d)
 def _conv_module(module: nn.Conv2d, in_shape: torch.Size, like: Tensor) -> Affine:
     if module.padding_mode != "zeros":
         raise Refused(f"padding_mode={module.padding_mode!r} has no rule; use zero padding")
-    bias = None if module.bias is None else lambda: module.bias
+    bias: Callable[[], Any] | None = None if module.bias is None else lambda: module.bias
     geometry = (module.stride, module.padding, module.dilation, module.groups)
     return _convolution(lambda: module.weight, bias, in_shape, *geometry)
 
@@ -226,7 +231,7 @@ def _per_sample(value: Tensor, in_shape: torch.Size) -> Tensor:
 
 
 @register_layer(nn.AvgPool1d, nn.AvgPool2d)
-def _avg_pool_module(module: nn.AvgPool2d, in_shape: torch.Size, like: Tensor) -> Affine:
+def _avg_pool_module(module: nn.AvgPool1d | nn.AvgPool2d, in_shape: torch.Size, like: Tensor) -> Affine:
     divisor = getattr(module, "divisor_override", None)
     geometry = (module.kernel_size, module.stride, module.padding, module.ceil_mode, module.count_include_pad)
     rule = _avg_pool1d if isinstance(module, nn.AvgPool1d) else _avg_pool2d

@@ -10,8 +10,8 @@ bounds on the largest eigenvalue lambda follow, each allowed half of the failure
   P(|<b, v>| < t) <= t sqrt(2n / pi), lambda is at most the largest root of |p(mu)| = beta_1 ... beta_k / t with
   probability 1 - t sqrt(2n / pi). One event covers every k, so the steps may stop when the bound is tight.
 
-Where k reaches the dimension of the space, with a basis kept orthogonal, theta is the eigenvalue itself. A saved vector would void both, so each call
-draws its own.
+Where k reaches the dimension of the space, with a basis kept orthogonal, theta is the eigenvalue itself. A saved vector
+would void both, so each call draws its own.
 """
 
 from __future__ import annotations
@@ -143,17 +143,16 @@ class Lanczos:
 
 def gram_operator(op: Masked, like: Tensor) -> tuple[Callable[[Tensor], Tensor], Tensor]:
     """A^T A or A A^T, whichever is smaller, on flat float64 vectors (B, n), and the support of its start vectors."""
-    if op.in_shape.numel() <= op.out_shape.numel():
-        shape, weights, first, second = op.in_shape, op.cols, op.apply, op.adjoint
-    else:
-        shape, weights, first, second = op.out_shape, op.rows, op.adjoint, op.apply
+    narrow_input = op.in_shape.numel() <= op.out_shape.numel()
+    shape, weights = (op.in_shape, op.cols) if narrow_input else (op.out_shape, op.rows)
     if weights is None:
         support = torch.ones(op.batch, shape.numel(), dtype=torch.bool, device=like.device)
     else:
         support = weights.flatten(1) > 0
 
     def gram(q: Tensor) -> Tensor:
-        return second(first(q.reshape(-1, *shape))).flatten(1)
+        v = q.reshape(-1, *shape)
+        return (op.adjoint(op.apply(v)) if narrow_input else op.apply(op.adjoint(v))).flatten(1)
 
     return gram, support
 
