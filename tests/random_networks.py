@@ -76,7 +76,14 @@ def _pooled(act: Callable[[tuple[int, ...]], nn.Module]) -> nn.Module:
 
 def _signal(act: Callable[[tuple[int, ...]], nn.Module]) -> nn.Module:
     return nn.Sequential(
-        *(nn.Conv1d(2, 4, 3, stride=2, dilation=2), act((4, 2)), nn.Dropout(), nn.Flatten(), nn.Linear(8, 4), nn.BatchNorm1d(4)),
+        *(
+            nn.Conv1d(2, 4, 3, stride=2, dilation=2),
+            act((4, 2)),
+            nn.Dropout(),
+            nn.Flatten(),
+            nn.Linear(8, 4),
+            nn.BatchNorm1d(4),
+        ),
         *(act((4,)), nn.Linear(4, 3)),
     )
 

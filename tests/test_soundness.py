@@ -79,7 +79,9 @@ def test_nothing_found_in_the_ball_exceeds_boxes_balls_logits_or_lipschitz(activ
         ceiling = global_bound(network, rule, eps, outward=True)
         trace = propagate(network, x, eps, rule, ceiling=ceiling, box_radii=box_radii, outward=True)
         y = model(x).argmax(1)
-        worst = {form: worst_logits(network, trace, y, form=form, outward=True).worst for form in ("box_ball", "ball", "lmt")}
+        worst = {
+            form: worst_logits(network, trace, y, form=form, outward=True).worst for form in ("box_ball", "ball", "lmt")
+        }
 
     own = y.reshape(1, -1, 1).expand(STARTS, -1, 1)
     target = torch.randint(0, 3, (STARTS, SAMPLES, 1))

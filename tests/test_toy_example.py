@@ -29,7 +29,9 @@ def toy_network() -> nn.Sequential:
 X, EPS = torch.tensor([[1.0, -1.0, 0.0]]), 0.1
 
 
-@pytest.mark.parametrize(("guarantee", "tolerance"), [("deterministic", 1e-9), ("high_probability", 1e-6), ("estimate", 1e-9)])
+@pytest.mark.parametrize(
+    ("guarantee", "tolerance"), [("deterministic", 1e-9), ("high_probability", 1e-6), ("estimate", 1e-9)]
+)
 def test_local_is_1_and_global_is_9_sqrt_3(guarantee, tolerance):
     local = ll.local_lipschitz(toy_network(), X, EPS, guarantee=guarantee)
     assert local.item() == pytest.approx(1.0, rel=tolerance)

@@ -57,7 +57,7 @@ def convolutional_network(
     activation: str = "relu_theta",
     threshold: float = 1.0,
 ) -> nn.Sequential:
-    """Convolutions C(channels, kernel, stride, padding), then fully connected layers; an activation behind each but the last."""
+    """Convolutions C(channels, kernel, stride, padding), then fully connected layers; activations between them."""
     if activation not in ACTIVATIONS:
         raise ValueError(f"unknown activation {activation!r}; choose one of {', '.join(ACTIVATIONS)}")
     channels, height, width = input_shape

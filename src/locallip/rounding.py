@@ -17,6 +17,12 @@ def gamma(n: int, dtype: torch.dtype) -> float:
     return nu / (1 - nu) if nu < 0.5 else float("inf")
 
 
+def root(squares: Tensor) -> Tensor:
+    """The square root of numbers >= 0, with derivative 0 at 0 in place of infinity; NaN stays NaN."""
+    zero = squares == 0
+    return torch.where(zero, squares, torch.where(zero, 1.0, squares).sqrt())
+
+
 def up(value: Tensor, roundings: int = 8) -> Tensor:
     """A number at least as large as the non-negative value that `roundings` roundings may have made too small.
 

@@ -123,7 +123,7 @@ def test_power_is_never_above(case: OpCase, kind: str) -> None:
     op = mask(case.build().op, kind)
     torch.manual_seed(0)
     true = true_norms(op)
-    for steps in (0, 1, 5):
+    for steps in (1, 5):
         assert (PowerNorm(steps)(op, KEY, LIKE) <= true * (1 + 1e-9)).all()
     value = PowerNorm(500)(op, KEY, LIKE)
     assert (value <= true * (1 + 1e-9)).all()

@@ -84,8 +84,9 @@ class Clip(Activation):
         return Box(self(box.lower), self(box.upper))
 
     def varying(self, box: Box) -> Varying:
-        """eq:indicator_relux, negated so that NaN stays varying."""
-        constant = (box.upper <= self.low) | (box.lower >= self._high(box.lower.dtype))
+        """eq:indicator_relux, negated so that NaN stays varying; an end that overflowed to infinity proves nothing."""
+        above = (box.lower >= self._high(box.lower.dtype)) & (box.lower < float("inf"))
+        constant = (box.upper <= self.low) | above
         return Varying(~constant, ~constant)
 
     def hinge(self, box: Box) -> Hinge:

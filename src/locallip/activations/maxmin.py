@@ -78,7 +78,9 @@ class SortPairs(Activation):
         """A column goes when its output is constant; the two rows of a pair only when both outputs are."""
         lowest_max, highest_min = self._ends(box)
         upper, lower = self._thresholds(box.lower.dtype)
-        top, bottom = ~(lowest_max >= upper), ~(highest_min <= lower)
+        # An end that overflowed to infinity proves nothing.
+        top = ~((lowest_max >= upper) & (lowest_max < float("inf")))
+        bottom = ~((highest_min <= lower) & (highest_min > -float("inf")))
         either = top | bottom
         return Varying(torch.cat([either, either], dim=1), torch.cat([top, bottom], dim=1))
 

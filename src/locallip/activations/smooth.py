@@ -25,7 +25,8 @@ class Increasing(Activation):
         return Box(lower - (up(lower.abs(), 16) - lower.abs()), upper + (up(upper.abs(), 16) - upper.abs()))
 
     def varying(self, box: Box) -> Varying:
-        weight = up(up(self.slope(box), 16).sqrt())
+        """The square root of the slope on either side; never so small that products with it could underflow."""
+        weight = up(up(self.slope(box), 16).sqrt()).clamp(min=1e-15)
         return Varying(weight, weight)
 
 

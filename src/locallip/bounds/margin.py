@@ -10,7 +10,7 @@ from torch import Tensor
 from locallip.bounds.propagate import Region, Trace
 from locallip.network import Network
 from locallip.ops import LinearOp
-from locallip.rounding import gamma, up
+from locallip.rounding import FLOOR, gamma, up
 
 MarginForm = Literal["box_ball", "ball", "lmt"]
 
@@ -102,7 +102,7 @@ def _rise(op: LinearOp, region: Region, y: Tensor, form: MarginForm, steps: int,
     radius = region.radius[:, None]
     slack = gamma(op.fan_in + direction.shape[-1] + 16, like.dtype) if outward else 0.0
     if form == "ball":
-        value = radius * direction.norm(dim=-1) * (1 + slack)
+        value = radius * (direction.norm(dim=-1) * (1 + slack) + (FLOOR if outward else 0.0))
     else:
         value = support(direction, lower[:, None], upper[:, None], radius, steps, slack)
     if not outward:

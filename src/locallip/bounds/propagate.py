@@ -227,7 +227,7 @@ def _ball_reach(op: LinearOp, source: int, region: Region, eps: Tensor, paper: G
     radius = radius.reshape(-1, *[1] * (rows.dim() - 1))
     if not outward:
         return rows * radius
-    # Squares of entries below 1e-154 vanish; FLOOR covers them, as parameters are not that small (certify/inputs.py).
+    # Squares of entries below 1e-154 vanish; FLOOR covers them, as no operator comes near it (check_scale).
     return up((up(rows, 8 + op.fan_in) + FLOOR) * (up(radius) + FLOOR))
 
 
@@ -243,5 +243,6 @@ def _activate(stage: Stage, center: Tensor, error: Tensor | None) -> tuple[Tenso
 
 def _weighted_sum(pairs: list[tuple[Tensor, Tensor]], outward: bool) -> Tensor:
     """sum_k norm_k * value_k, (B,)."""
-    total = torch.stack(torch.broadcast_tensors(*[norm * value for norm, value in pairs])).sum(0)
+    products = [floored(norm * value, (norm > 0) & (value > 0)) if outward else norm * value for norm, value in pairs]
+    total = torch.stack(torch.broadcast_tensors(*products)).sum(0)
     return up(total, 8 + 2 * len(pairs)) if outward else total

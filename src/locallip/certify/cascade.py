@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from locallip.attacks import pgd_l2
-from locallip.certify.inputs import Eps, as_batch, as_eps, as_labels
-from locallip.certify.prover import Prover, exact_arithmetic, fingerprint
+from locallip.certify.inputs import Eps, as_batch, as_eps, as_labels, check_batch_size
+from locallip.certify.prover import Prover, autocast_off, exact_arithmetic, fingerprint
 from locallip.norms import Guarantee
 
 
@@ -80,6 +80,7 @@ def certify(
     otherwise. UNKNOWN: none of these was shown; ties and numbers that are not finite end here. `attack_steps=0` leaves the
     attack out. The statement is about the network in real arithmetic with the stored weights (docs/soundness.md).
     """
+    check_batch_size(batch_size)
     x = as_batch(x, model, input_domain)
     radii = as_eps(eps, len(x), x.device)
     prover = Prover(
@@ -164,7 +165,8 @@ class _Cascade:
             return index
         generator = torch.Generator(x.device).manual_seed(self.generator_seed)
         settings = {"steps": self.attack_steps, "input_domain": self.domain, "generator": generator}
-        found = pgd_l2(self.prover.network, x[index], y[index], eps[index], **settings)  # type: ignore[arg-type]
+        with torch.inference_mode(False), autocast_off():
+            found = pgd_l2(self.prover.network, x[index], y[index], eps[index], **settings)  # type: ignore[arg-type]
         with exact_arithmetic():
             inside = (found - x[index]).flatten(1).norm(dim=1) * (1 + 1e-9) <= eps[index]
             broken = self._clean(found, y[index])[1] & inside

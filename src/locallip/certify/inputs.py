@@ -3,47 +3,55 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import numbers
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
 
 import torch
 from torch import Tensor, nn
 
-#: Parameters of this size, every float32 number among them, keep squares and products of a few far from underflow and
-#: overflow in float64.
-SMALLEST, LARGEST = 1e-46, 1e46
+from locallip.network import Network
+
+#: log10 of the smallest entry of an operator whose squares and products with widths stay clear of underflow in float64;
+#: every float32 number is larger, and so is the product of three.
+SMALLEST = -140
 
 Eps = float | str | Fraction | Sequence[float] | Tensor
 
 
 def as_eps(eps: Eps, batch: int, device: torch.device) -> Tensor:
     """The radii as float64 (batch,), never below the number meant: "36/255" is rounded up."""
-    if isinstance(eps, (str, int, float, Fraction)):
+    if isinstance(eps, (str, numbers.Real)):
         values = [_scalar(eps)] * batch
-    else:
-        listed = eps.detach().double().cpu().reshape(-1).tolist() if isinstance(eps, Tensor) else [_scalar(e) for e in eps]
+    elif isinstance(eps, Iterable):
+        listed = eps.detach().double().reshape(-1).tolist() if isinstance(eps, Tensor) else [_scalar(e) for e in list(eps)]
         values = listed * batch if len(listed) == 1 else listed
         if len(values) != batch:
             raise ValueError(f"eps has {len(values)} values for {batch} samples; give one number or one per sample")
+    else:
+        raise ValueError(f"eps {eps!r} is neither a number, a fraction such as '36/255', nor one value per sample")
     for value in values:
         if not (math.isfinite(value) and value >= 0):
             raise ValueError(f"eps must be finite and at least 0, got {value}")
     return torch.tensor(values, dtype=torch.float64, device=device)
 
 
-def _scalar(eps: float | str | Fraction) -> float:
-    if isinstance(eps, float):
-        return eps
+def _scalar(eps: object) -> float:
     try:
-        exact = Fraction(eps)
+        exact = Fraction(eps if isinstance(eps, (str, numbers.Rational)) else float(eps))  # type: ignore[arg-type]
+        nearest = float(exact)
     except (ValueError, ZeroDivisionError, TypeError):
+        if isinstance(eps, numbers.Real):
+            return float(eps)  # NaN, refused by the caller with its value
         raise ValueError(f"eps {eps!r} is neither a number nor a fraction such as '36/255'") from None
-    nearest = float(exact)
+    except OverflowError:
+        return math.inf
     return nearest if Fraction(nearest) >= exact else math.nextafter(nearest, math.inf)
 
 
 def as_batch(x: object, model: nn.Module, input_domain: tuple[float, float] | None) -> Tensor:
     """The samples in float64 on the model's device; shape is checked when the network is lowered."""
+    check_model(model)
     if not isinstance(x, Tensor):
         raise TypeError(f"x must be a torch.Tensor, got {type(x).__name__}")
     if not x.is_floating_point():
@@ -59,12 +67,14 @@ def as_batch(x: object, model: nn.Module, input_domain: tuple[float, float] | No
             raise ValueError(f"input_domain must be (low, high) with low < high, got {input_domain}")
         if bool(((x < low) | (x > high)).any()):
             raise ValueError(f"x leaves input_domain {input_domain}: its values span {x.min():.4g} to {x.max():.4g}")
-    return x.detach().double()
+    return (x.clone() if x.is_inference() else x.detach()).double()
 
 
 def as_labels(y: Tensor | Sequence[int], batch: int, classes: int, device: torch.device) -> Tensor:
-    if not isinstance(y, Tensor):
+    try:
         y = torch.as_tensor(y)
+    except (TypeError, ValueError, RuntimeError):
+        raise ValueError(f"y must be {batch} integer labels, got {type(y).__name__}") from None
     if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool or y.shape != (batch,):
         raise ValueError(f"y must be {batch} integer labels, got {y.dtype} of shape {tuple(y.shape)}")
     if batch and (int(y.min()) < 0 or int(y.max()) >= classes):
@@ -72,14 +82,22 @@ def as_labels(y: Tensor | Sequence[int], batch: int, classes: int, device: torch
     return y.to(device=device, dtype=torch.long)
 
 
-def check_scale(model: nn.Module) -> None:
-    """Refuse parameters whose squares could vanish or overflow in float64 and take a bound with them."""
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if not tensor.is_floating_point() or not tensor.numel():
-            continue
-        size = tensor.detach().double().abs()
-        if bool(((size > 0) & (size < SMALLEST)).any()) or bool((size > LARGEST).any()):
-            raise ValueError(
-                f"'{name}' has values beyond {SMALLEST:g} .. {LARGEST:g} in absolute value; rounding is not accounted for "
-                "there. Rescale the layer or set such values to 0."
-            )
+def check_model(model: object) -> None:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+
+
+def check_batch_size(batch_size: int) -> None:
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+
+
+def check_scale(network: Network) -> None:
+    """Refuse operators whose entries come near underflow in float64, where a bound could vanish with them."""
+    for stage in network.stages:
+        for op in (*stage.terms.values(), *(op for op, _ in stage.offset.parts)):
+            if op.smallest() < SMALLEST:
+                raise ValueError(
+                    f"the weights before '{stage.name}' multiply to about 1e{op.smallest():.0f}: rounding is not accounted "
+                    f"for below 1e{SMALLEST:.0f}. Rescale the layer or set such values to 0."
+                )

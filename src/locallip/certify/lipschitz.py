@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from locallip.certify.inputs import Eps, as_batch, as_eps
+from locallip.certify.inputs import Eps, as_batch, as_eps, check_batch_size
 from locallip.certify.prover import Prover
 from locallip.norms import Guarantee
 
@@ -29,6 +29,7 @@ def local_lipschitz(
     x is (B, *input shape); eps a number, a fraction string or one value per sample. A sample that is not finite, or whose
     bound overflows, gets inf. Under "high_probability" each value is an upper bound except with `failure_prob`.
     """
+    check_batch_size(batch_size)
     x = as_batch(x, model, input_domain)
     radii = as_eps(eps, len(x), x.device)
     prover = Prover(

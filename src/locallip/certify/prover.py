@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from locallip.bounds import CeilingNorm, Trace, global_bound, propagate, worst_logits
-from locallip.certify.inputs import check_scale
+from locallip.certify.inputs import check_model, check_scale
 from locallip.network import Network, lower
 from locallip.norms import CholeskyNorm, Guarantee, LanczosNorm, NormKey, NormRule, PowerNorm
 
@@ -42,8 +42,10 @@ class Prover:
         device: torch.device | None = None,
     ):
         self.guarantee = Guarantee.parse(guarantee)
-        check_scale(model)
+        check_model(model)
         self.network: Network = lower(model, input_shape)
+        if self.guarantee is not Guarantee.ESTIMATE:
+            check_scale(self.network)
         if not 0 < failure_prob < 1:
             raise ValueError(f"failure_prob must lie between 0 and 1, got {failure_prob}")
         per_norm = failure_prob / (self.network.num_norms * (1 + probes))
@@ -85,7 +87,7 @@ def lead(logits: Tensor, y: Tensor) -> Tensor:
 
 def _rule(guarantee: Guarantee, network: Network, per_norm: float, power_steps: int, seed: int | None) -> NormRule:
     if guarantee is Guarantee.ESTIMATE:
-        return PowerNorm(power_steps)
+        return PowerNorm(power_steps, seed=seed)
     if guarantee is Guarantee.HIGH_PROBABILITY:
         return LanczosNorm(per_norm, seed=seed)
     rule = CholeskyNorm()
@@ -98,8 +100,14 @@ def _rule(guarantee: Guarantee, network: Network, per_norm: float, power_steps: 
 
 @contextmanager
 def exact_arithmetic() -> Any:
-    """No gradients, no autocast: what is computed inside is computed in the dtype that it is written in."""
-    with torch.no_grad(), torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+    """No gradients, no autocast, no inference mode: what is computed inside is computed in the dtype it is written in."""
+    with torch.inference_mode(False), torch.no_grad(), autocast_off():
+        yield
+
+
+@contextmanager
+def autocast_off() -> Any:
+    with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
         yield
 
 
@@ -107,6 +115,9 @@ def fingerprint(model: nn.Module) -> str:
     """SHA-256 of the names, shapes, dtypes and values of all parameters and buffers."""
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
+        if not isinstance(tensor, Tensor):  # extra state of a module
+            digest.update(f"{name} {tensor!r}\n".encode())
+            continue
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from locallip.certify.cascade import number_of_classes
-from locallip.certify.inputs import as_batch, as_labels
+from locallip.certify.inputs import as_batch, as_labels, check_batch_size
 from locallip.certify.prover import Prover
 from locallip.norms import Guarantee
 
@@ -31,6 +31,7 @@ def certified_radius(
     Every value returned was itself proved: power iteration only suggests radii, the largest first, and each suggestion
     stands or falls with its own proof under `guarantee`; the failure probability is split over all of them.
     """
+    check_batch_size(batch_size)
     x = as_batch(x, model, input_domain)
     prover = Prover(
         model,
@@ -43,7 +44,7 @@ def certified_radius(
         device=x.device,
     )
     y = as_labels(y, len(x), number_of_classes(prover), x.device)
-    guide = Prover(model, x.shape[1:], Guarantee.ESTIMATE, power_steps=power_steps, device=x.device)
+    guide = Prover(model, x.shape[1:], Guarantee.ESTIMATE, power_steps=power_steps, seed=seed, device=x.device)
     parts = [
         _radii(prover, guide, x[i : i + batch_size], y[i : i + batch_size], input_domain)
         for i in range(0, len(x), batch_size)

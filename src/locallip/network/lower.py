@@ -7,6 +7,7 @@ is two terms; an activation closes a stage. Whatever has no rule raises `Unsuppo
 from __future__ import annotations
 
 import builtins
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch.fx.node import map_arg
+from torch.nn.utils.parametrize import is_parametrized
 
 from locallip.activations import Activation
 from locallip.network import rules
@@ -64,19 +66,34 @@ class _Tracer(fx.Tracer):
 
 def lower(module: nn.Module, input_shape: Sequence[int]) -> Network:
     """The network of `module` for samples of `input_shape` (without batch); parameters are read through, not copied."""
-    module = _unwrap(module)
-    like = _example(module, input_shape, batch=2)
+    module = unwrap(module)
     _check_parameters(module)
-    try:
-        graph = _Tracer().trace(module)
-    except Exception as error:
-        raise UnsupportedLayer(
-            f"{type(module).__name__} cannot be traced: {error}. Control flow that depends on the data is not supported; "
-            f"forward must be the same computation for every input. Supported: {SUPPORTED}."
-        ) from error
-    network = _Lowering(module, graph, like).run()
-    _check_same_function(network, module, input_shape)
+    _check_no_hidden_code(module)
+    _check_one_input(module)
+    with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False), torch.inference_mode(False):
+        like = _example(module, input_shape, batch=2)
+        root = _Root(module)
+        try:
+            graph = _Tracer().trace(root)
+        except Exception as error:
+            raise UnsupportedLayer(
+                f"{type(module).__name__} cannot be traced: {error}. Control flow that depends on the data is not "
+                f"supported; forward must be the same computation for every input. Supported: {SUPPORTED}."
+            ) from error
+        network = _Lowering(root, graph, like).run()
+        _check_same_function(network, module, input_shape)
     return network
+
+
+class _Root(nn.Module):
+    """The user's module with one input and nothing else: further arguments of its forward keep their defaults."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Any:
+        return self.model(x)
 
 
 class _Lowering:
@@ -100,11 +117,6 @@ class _Lowering:
         raise UnsupportedLayer("the module returns nothing")
 
     def _enter(self, node: fx.Node) -> None:
-        if self.forms:
-            if node.args:  # a second argument with a default: a constant of the computation
-                self.values[node] = node.args[0]
-                return
-            raise self._unsupported(node, "the network takes more than one input")
         self.values[node] = self.like
         shape = self.like.shape[1:]
         self.forms[node] = _Form(shape, {0: Identity(shape)})
@@ -203,10 +215,13 @@ class _Lowering:
 
     def _constant(self, node: fx.Node) -> Any:
         """A stored tensor or a number; one computed in forward is refused, as later training steps would not reach it."""
-        value = self.values[node]
-        if isinstance(value, Tensor) and node.op != "get_attr" and value.requires_grad:
+        if isinstance(self.values[node], Tensor) and node.op != "get_attr" and self._comes_from_parameters(node):
             raise rules.Refused("a tensor computed from parameters inside forward has no rule; use a parametrization")
-        return value
+        return self.values[node]
+
+    def _comes_from_parameters(self, node: fx.Node) -> bool:
+        own = isinstance(self.values.get(node), nn.Parameter) or node.op == "call_module"
+        return own or any(self._comes_from_parameters(arg) for arg in node.all_input_nodes)
 
     def _step(self, node: fx.Node, inputs: list[fx.Node]) -> rules.Step:
         """The affine map or activation of a node with one input that depends on x."""
@@ -275,10 +290,14 @@ class _Lowering:
 def _path(node: fx.Node) -> str:
     """The qualified path of a module node; for an operation, its name inside the module whose forward calls it."""
     if node.op == "call_module":
-        return str(node.target)
+        return _inside_root(str(node.target)) or "the model itself"
     stack: Mapping[str, Any] = node.meta.get("nn_module_stack") or {}
-    owner = [str(key) for key in stack if key]
-    return f"{owner[-1]}.{node.name}" if owner else node.name
+    owner = [_inside_root(str(key)) for key in stack]
+    return f"{owner[-1]}.{node.name}" if owner and owner[-1] else node.name
+
+
+def _inside_root(path: str) -> str:
+    return path.removeprefix("model").removeprefix(".")
 
 
 def _is_shape_query(node: fx.Node) -> bool:
@@ -293,7 +312,7 @@ def _reciprocal(op: LinearOp) -> Callable[[torch.dtype], Tensor]:
     return lambda dtype: factor(dtype).reciprocal()
 
 
-def _unwrap(module: nn.Module) -> nn.Module:
+def unwrap(module: nn.Module) -> nn.Module:
     """The user's module inside torch.compile or DataParallel."""
     if isinstance(module, torch.jit.ScriptModule):
         raise UnsupportedLayer("a TorchScript module cannot be traced; pass the original nn.Module")
@@ -315,20 +334,61 @@ def _example(module: nn.Module, input_shape: Sequence[int], batch: int, seed: in
 
 def _check_parameters(module: nn.Module) -> None:
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if isinstance(tensor, (nn.UninitializedParameter, nn.UninitializedBuffer)):
+            raise ValueError(f"'{name}' has no values yet (a lazy layer); run the model once on an input first")
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
             raise ValueError(f"'{name}' holds NaN or infinite values: nothing can be said about this network")
 
 
-def _check_same_function(network: Network, module: nn.Module, input_shape: Sequence[int]) -> None:
-    """The lowered network must compute what the module computes, on other samples and another batch size."""
-    for size, spread in ((3, 1.0), (1, 10.0)):
-        x = _example(module, input_shape, batch=size, seed=size) * spread
-        with torch.no_grad():
-            theirs, ours = module(x), network(x.double())
-        scale = ours.abs().max().clamp(min=torch.finfo(torch.float32).tiny)
-        tolerance = max(1e4 * torch.finfo(x.dtype).eps, 1e-8)
-        if theirs.shape != ours.shape or not bool(((theirs.double() - ours).abs() <= tolerance * scale).all()):
+def _check_no_hidden_code(module: nn.Module) -> None:
+    """Refuse what runs beside `forward` and is not seen in the graph."""
+    for name, layer in module.named_modules():
+        where = f"{type(layer).__name__} at '{name}'" if name else type(layer).__name__
+        if layer._forward_hooks or layer._forward_pre_hooks:
             raise UnsupportedLayer(
-                f"the lowered network does not compute what {type(module).__name__} computes. Hooks, layers that change "
-                "their own state, or code that depends on the batch are not supported."
+                f"{where} is not supported: it has forward hooks, which no rule can see. Remove them; for weight or "
+                f"spectral normalisation use torch.nn.utils.parametrizations. Supported: {SUPPORTED}."
             )
+        if "forward" in vars(layer) or type(layer).__call__ is not nn.Module.__call__:
+            raise UnsupportedLayer(f"{where} is not supported: its forward was replaced. Supported: {SUPPORTED}.")
+        if type(layer).__name__ == "_SpectralNorm" and layer.training:
+            raise UnsupportedLayer(f"{where} changes its weight at every use in training mode; call model.eval() first.")
+
+
+def _check_one_input(module: nn.Module) -> None:
+    parameters = inspect.signature(module.forward).parameters.values()
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    needed = [p.name for p in parameters if p.kind in positional and p.default is inspect.Parameter.empty]
+    if len(needed) > 1:
+        inputs = ", ".join(needed)
+        raise UnsupportedLayer(f"{type(module).__name__} takes more than one input ({inputs}). Supported: one tensor.")
+
+
+def _check_same_function(network: Network, module: nn.Module, input_shape: Sequence[int]) -> None:
+    """The lowered network must compute what the module computes, in float64, on other samples and batch sizes."""
+    # A parametrized weight is computed in the module's own dtype, and its rounding is part of the network.
+    parametrized = any(is_parametrized(layer) for layer in module.modules())
+    tolerance = 1e3 * torch.finfo(_example(module, input_shape, 1).dtype).eps if parametrized else 1e-8
+    for size, spread in ((3, 1.0), (1, 10.0), (8, 0.1)):
+        x = _example(module, input_shape, batch=size, seed=size).double() * spread
+        try:
+            with torch.no_grad():
+                theirs, ours = _in_double(module, x.clone()), network(x)
+            same = theirs.shape == ours.shape and bool(((theirs - ours).abs() <= tolerance * ours.abs().max()).all())
+        except Exception as error:
+            raise UnsupportedLayer(
+                f"{type(module).__name__} fails on a batch of {size}: {error}. forward must work for every batch size and "
+                f"keep the first dimension as the batch. Supported: {SUPPORTED}."
+            ) from error
+        if not same:
+            raise UnsupportedLayer(
+                f"the lowered network does not compute what {type(module).__name__} computes. Layers that change their own "
+                f"state, random layers and code that depends on the batch are not supported. Supported: {SUPPORTED}."
+            )
+
+
+def _in_double(module: nn.Module, x: Tensor) -> Any:
+    """module(x) with every parameter and buffer in float64; the module itself stays as it is."""
+    stored = (*module.named_parameters(), *module.named_buffers())
+    doubled = {name: t.detach().double() if t.is_floating_point() else t.clone() for name, t in stored}
+    return torch.func.functional_call(module, doubled, (x,))

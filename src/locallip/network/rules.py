@@ -55,7 +55,8 @@ def module_rule(module: nn.Module) -> ModuleRule | None:
     """The rule for this module's type, or for a base class whose forward it has not changed."""
     for base in type(module).__mro__:
         if base in MODULE_RULES:
-            return MODULE_RULES[base] if type(module).forward is base.forward else None
+            own = (getattr(type(module), name, None) is getattr(base, name, None) for name in ("forward", "_conv_forward"))
+            return MODULE_RULES[base] if all(own) else None
     return None
 
 
@@ -305,7 +306,7 @@ def _relu(*call: Any, **inplace: Any) -> Step:
     return act.relu()
 
 
-@register_layer(nn.Hardtanh)
+@register_layer(nn.Hardtanh, nn.ReLU6)
 def _hardtanh_module(module: nn.Hardtanh, in_shape: torch.Size, like: Tensor) -> Step:
     return act.clip(module.min_val, module.max_val)
 
@@ -315,7 +316,6 @@ def _hardtanh(in_shape: torch.Size, like: Tensor, min_val: float = -1, max_val: 
     return act.clip(min_val, max_val)
 
 
-@register_layer(nn.ReLU6)
 @_function(F.relu6)
 def _relu6(*call: Any, **inplace: Any) -> Step:
     return act.clip(0.0, 6.0)

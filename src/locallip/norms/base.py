@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from enum import Enum
 from typing import NamedTuple
 
@@ -44,6 +45,8 @@ class NormRule(ABC):
 
     def __call__(self, op: Masked, key: NormKey, like: Tensor) -> Tensor:
         """(B,), in the dtype and on the device of `like`; B is 1 for an operator without masks."""
+        if op.batch == 0:
+            return like.new_zeros(0)
         if op.disjoint_rows:
             return orthogonal_rows_norm(op, like)
         return self.norm(op, key, like)
@@ -61,12 +64,26 @@ class ProvenRule(NormRule):
             coarse = up(largest_row_sum * op.out_shape.numel() ** 0.5)  # ||A||_2 <= sqrt(rows) ||A||_inf
             value = self.proven_norm(op, key, like)
             value = torch.where(value.isnan(), float("inf"), value)
-            ordinary = (largest_row_sum > 1e-140) & (largest_row_sum < 1e140)
+            ordinary = (largest_row_sum > 1e-60) & (largest_row_sum < 1e60)
             value = torch.where(ordinary, torch.minimum(value, coarse), coarse)
             return torch.where(coarse.isnan(), float("inf"), value)
 
     @abstractmethod
     def proven_norm(self, op: Masked, key: NormKey, like: Tensor) -> Tensor: ...
+
+
+class Noise:
+    """Normal random numbers from a generator of one's own; `seed=None` takes the seed from the operating system."""
+
+    def __init__(self, seed: int | None):
+        self._seed = torch.Generator().seed() if seed is None else seed
+        self._generators: dict[torch.device, torch.Generator] = {}
+
+    def __call__(self, shape: Sequence[int], like: Tensor) -> Tensor:
+        device = like.device
+        if device not in self._generators:
+            self._generators[device] = torch.Generator(device).manual_seed(self._seed)
+        return torch.randn(shape, dtype=like.dtype, device=device, generator=self._generators[device])
 
 
 def ones_into(op: Masked, like: Tensor) -> Tensor:
@@ -76,4 +93,9 @@ def ones_into(op: Masked, like: Tensor) -> Tensor:
 
 def orthogonal_rows_norm(op: Masked, like: Tensor) -> Tensor:
     """The norm of a map whose rows have disjoint supports is its largest row norm."""
-    return up(op.row_norms(ones_into(op, like)).flatten(1).amax(1), 8 + op.fan_in)
+    ones = ones_into(op, like)
+    value = op.row_norms(ones).flatten(1).amax(1)
+    with torch.no_grad():  # where squares vanish or overflow, the sum of a row's absolute values stands in for its norm
+        sums = op.apply_abs(ones).flatten(1).amax(1)
+    ordinary = (sums > 1e-100) & (sums < 1e100) if like.dtype == torch.float64 else torch.ones_like(sums, dtype=torch.bool)
+    return up(torch.where(ordinary, value, sums), 8 + op.fan_in)

@@ -40,7 +40,7 @@ class CholeskyNorm(ProvenRule):
 
     def proven_norm(self, op: Masked, key: NormKey, like: Tensor) -> Tensor:
         self.check_size(op, key)
-        like = like.double()
+        dtype, like = like.dtype, like.double()
         matrix, absolute = op.base.materialize(like), op.base.materialize_abs(like)
         if matrix.shape[0] > matrix.shape[1]:
             matrix, absolute, first, second = matrix.T, absolute.T, op.cols, op.rows
@@ -52,7 +52,7 @@ class CholeskyNorm(ProvenRule):
             weighed = _weigh(matrix, first, second, i)
             size = up(_weigh(absolute, first, second, i), 8 + op.fan_in).norm()
             values.append(_proven_norm(weighed, size, entry_error))
-        return torch.stack(values)
+        return up(torch.stack(values).to(dtype), 2)
 
 
 def _weigh(matrix: Tensor, rows: Tensor | None, cols: Tensor | None, sample: int) -> Tensor:

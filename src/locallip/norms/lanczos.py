@@ -22,8 +22,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from locallip.norms.base import Guarantee, NormKey, ProvenRule
+from locallip.norms.base import Guarantee, Noise, NormKey, ProvenRule
 from locallip.ops import Masked
+from locallip.rounding import up
 
 #: Covers the rounding of the Lanczos process in float64: relative, on the eigenvalue.
 ROUNDING = 1e-8
@@ -51,19 +52,18 @@ class LanczosNorm(ProvenRule):
         if not 0 < failure_prob < 1:
             raise ValueError(f"the failure probability must lie between 0 and 1, got {failure_prob}")
         self.failure_prob, self.rtol, self.max_steps, self.memory = failure_prob, rtol, max_steps, memory
-        self._seed = torch.Generator().seed() if seed is None else seed
-        self._generators: dict[torch.device, torch.Generator] = {}
+        self._noise = Noise(seed)
 
     def proven_norm(self, op: Masked, key: NormKey, like: Tensor) -> Tensor:
         n = min(op.in_shape.numel(), op.out_shape.numel())
         per_sample = 8 * n * (4 + (min(self.max_steps, n) if n <= ORTHOGONAL_LIMIT else 0))
         chunk = max(1, self.memory // per_sample)
         bounds = [self._bound(op.select(slice(i, i + chunk)), n, like) for i in range(0, op.batch, chunk)]
-        return torch.cat(bounds).to(like.dtype)
+        return up(torch.cat(bounds).to(like.dtype), 2)
 
     def _bound(self, op: Masked, n: int, like: Tensor) -> Tensor:
         gram, support = gram_operator(op, like)
-        noise = torch.randn(support.shape, dtype=torch.float64, device=like.device, generator=self._generator(like.device))
+        noise = self._noise(support.shape, like.double())
         orthogonalize = n <= ORTHOGONAL_LIMIT
         process = Lanczos(gram, noise * support, min(self.max_steps, n), orthogonalize=orthogonalize)
         bound = theta = torch.zeros(len(support), dtype=torch.float64, device=like.device)
@@ -72,7 +72,7 @@ class LanczosNorm(ProvenRule):
             theta, bound = self._upper(process, n)
             if orthogonalize:
                 bound = torch.where(support.sum(1) <= steps, theta, bound)
-            if bool((bound <= theta * (1 + self.rtol) ** 2).all()):
+            if bool(((bound <= theta * (1 + self.rtol) ** 2) | bound.isnan()).all()):
                 break
         return (bound * (1 + ROUNDING)).sqrt()
 
@@ -87,11 +87,6 @@ class LanczosNorm(ProvenRule):
         floor = 4 * torch.finfo(torch.float64).eps * theta[:, None]
         log_product = torch.maximum(process.beta, floor).log().sum(1) - math.log(smallest_overlap)
         return theta, torch.minimum(prior, _largest_root(ritz, log_product))
-
-    def _generator(self, device: torch.device) -> torch.Generator:
-        if device not in self._generators:
-            self._generators[device] = torch.Generator(device).manual_seed(self._seed)
-        return self._generators[device]
 
 
 class Lanczos:
@@ -136,9 +131,9 @@ class Lanczos:
         off = self._beta[:, : self.steps - 1]
         tridiagonal = torch.diag_embed(self._alpha[:, : self.steps])
         tridiagonal = tridiagonal + torch.diag_embed(off, 1) + torch.diag_embed(off, -1)
-        if not bool(torch.isfinite(tridiagonal).all()):
-            return torch.full_like(self._alpha[:, : self.steps], float("nan"))
-        return torch.linalg.eigvalsh(tridiagonal)
+        finite = torch.isfinite(tridiagonal).flatten(1).all(1)
+        values = torch.linalg.eigvalsh(torch.where(finite[:, None, None], tridiagonal, 0.0))
+        return torch.where(finite[:, None], values, float("nan"))
 
 
 def gram_operator(op: Masked, like: Tensor) -> tuple[Callable[[Tensor], Tensor], Tensor]:

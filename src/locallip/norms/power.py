@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from locallip.norms.base import Guarantee, NormKey, NormRule
+from locallip.norms.base import Guarantee, Noise, NormKey, NormRule
 from locallip.norms.starts import WarmStarts
 from locallip.ops import Masked
 
@@ -26,11 +26,13 @@ class PowerNorm(NormRule):
         steps: int,
         starts: WarmStarts | None = None,
         index: Tensor | None = None,
-        generator: torch.Generator | None = None,
+        seed: int | None = None,
     ):
+        if steps < 1:
+            raise ValueError(f"power iteration needs at least one step, got {steps}")
         if (starts is None) != (index is None):
             raise ValueError("warm starts need the index of each sample, and the other way round")
-        self.steps, self.starts, self.index, self.generator = steps, starts, index, generator
+        self.steps, self.starts, self.index, self._noise = steps, starts, index, Noise(seed)
 
     def norm(self, op: Masked, key: NormKey, like: Tensor) -> Tensor:
         masks = _Weights.of(op, like.dtype)
@@ -50,12 +52,12 @@ class PowerNorm(NormRule):
 
     def _start(self, op: Masked, masks: _Weights, key: NormKey, like: Tensor) -> Tensor:
         if self.starts is None or not self._has_own_vectors(op):
-            start = torch.randn(op.batch, *op.in_shape, dtype=like.dtype, device=like.device, generator=self.generator)
+            start = self._noise((op.batch, *op.in_shape), like)
         else:
             assert self.index is not None
-            start = self.starts.get(key, op.in_shape, self.index).to(like.dtype, copy=True)
-            # A saved vector may lie wholly in the columns that today's mask removes; a little of everything may not.
-            start.add_(1e-3 / op.in_shape.numel() ** 0.5)
+            # A saved vector may lie wholly in the columns that today's mask removes; a little of everything does not.
+            start = self.starts.get(key, op.in_shape, self.index).to(like.dtype)
+            start = start + self.starts.jitter(key, op.in_shape, like)
         return masks.on_cols(start)
 
     def _keep(self, op: Masked, key: NormKey, u: Tensor) -> None:

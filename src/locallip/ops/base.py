@@ -6,6 +6,7 @@ the dtype of the vector it is given: float32 weights applied to a float64 vector
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
@@ -40,6 +41,10 @@ class LinearOp(ABC):
     @abstractmethod
     def row_norms(self, cols: Tensor) -> Tensor:
         """||e_i^T W diag(cols)|| or larger for every output i, (B, *in_shape) -> (B, *out_shape)."""
+
+    @abstractmethod
+    def smallest(self) -> float:
+        """log10 of the smallest product of non-zero entries along the map, or less: how near it comes to underflow."""
 
     def materialize(self, like: Tensor) -> Tensor:
         """The matrix, (out_numel, in_numel), in the dtype and on the device of `like`."""
@@ -77,6 +82,9 @@ class Identity(LinearOp):
     def row_norms(self, cols: Tensor) -> Tensor:
         return cols
 
+    def smallest(self) -> float:
+        return 0.0
+
 
 class Compose(LinearOp):
     """v -> outer(inner(v))."""
@@ -106,6 +114,9 @@ class Compose(LinearOp):
             return self.outer.row_norms(inner)
         return self.outer.apply_abs(inner)
 
+    def smallest(self) -> float:
+        return self.outer.smallest() + self.inner.smallest()
+
 
 class Sum(LinearOp):
     """v -> sum of the parts' images: a residual block z + conv(z) is Sum(Identity, Conv)."""
@@ -128,6 +139,9 @@ class Sum(LinearOp):
 
     def row_norms(self, cols: Tensor) -> Tensor:
         return _total([part.row_norms(cols) for part in self.parts])
+
+    def smallest(self) -> float:
+        return min(part.smallest() for part in self.parts)
 
 
 class Masked(LinearOp):
@@ -155,6 +169,10 @@ class Masked(LinearOp):
     def row_norms(self, cols: Tensor) -> Tensor:
         return _weigh(self.base.row_norms(_weigh(cols, self.cols)), self.rows)
 
+    def smallest(self) -> float:
+        weights = [w for w in (self.rows, self.cols) if w is not None]
+        return self.base.smallest() + sum(smallest_entry(w.double()) for w in weights)
+
     @property
     def batch(self) -> int:
         """Samples that this operator is different for; 1 without masks."""
@@ -174,6 +192,13 @@ def compose(outer: LinearOp, inner: LinearOp) -> LinearOp:
     if isinstance(inner, Identity):
         return outer
     return Compose(outer, inner)
+
+
+def smallest_entry(values: Tensor) -> float:
+    """log10 of the smallest absolute value that is not zero, at most 0."""
+    size = values.detach().abs()
+    least = float(torch.where(size > 0, size.double(), 1.0).min()) if size.numel() else 1.0
+    return min(0.0, math.log10(least)) if math.isfinite(least) else 0.0
 
 
 def _total(values: list[Tensor]) -> Tensor:

@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from locallip.ops.base import LinearOp
+from locallip.ops.base import LinearOp, smallest_entry
+from locallip.rounding import root
 
 _CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _CONV_TRANSPOSE = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
@@ -74,4 +75,7 @@ class Conv(LinearOp):
 
     def row_norms(self, cols: Tensor) -> Tensor:
         """One convolution of the squared mask with W**2: never looser than the filter norm, and right at the borders."""
-        return self._convolve(cols.square(), self.weight().to(cols.dtype).square()).sqrt()
+        return root(self._convolve(cols.square(), self.weight().to(cols.dtype).square()))
+
+    def smallest(self) -> float:
+        return smallest_entry(self.weight())

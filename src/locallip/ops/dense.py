@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from locallip.ops.base import LinearOp
+from locallip.ops.base import LinearOp, smallest_entry
+from locallip.rounding import root
 
 
 class Dense(LinearOp):
@@ -34,4 +35,7 @@ class Dense(LinearOp):
         return F.linear(r, self._matrix(r).abs())
 
     def row_norms(self, cols: Tensor) -> Tensor:
-        return F.linear(cols.square(), self._matrix(cols).square()).sqrt()
+        return root(F.linear(cols.square(), self._matrix(cols).square()))
+
+    def smallest(self) -> float:
+        return smallest_entry(self.weight())

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from locallip.ops.base import LinearOp
+from locallip.ops.base import LinearOp, smallest_entry
 
 
 class Diagonal(LinearOp):
@@ -32,3 +32,6 @@ class Diagonal(LinearOp):
 
     def row_norms(self, cols: Tensor) -> Tensor:
         return self.apply_abs(cols)
+
+    def smallest(self) -> float:
+        return smallest_entry(self.factor(torch.float64))

@@ -33,3 +33,6 @@ class Reshape(LinearOp):
 
     def row_norms(self, cols: Tensor) -> Tensor:
         return self.apply(cols)
+
+    def smallest(self) -> float:
+        return 0.0
