@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 # constraints.txt pins torch, so pip takes that version or none.
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 WORKERS := 2
+# Threads that wait sleep instead of spinning: on a machine with other work, spinning makes torch many times slower.
+export OMP_WAIT_POLICY ?= passive
 
 .PHONY: help demo test clean
 

@@ -135,7 +135,8 @@ def random_network(body: str, activation: str, seed: int, gain: float) -> tuple[
             if isinstance(module, ll.ReLUTheta):
                 module.raw_theta.copy_(0.8 * noise(module.raw_theta))
             if isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d)):
-                assert module.running_mean is not None and module.running_var is not None
+                assert module.running_mean is not None
+                assert module.running_var is not None
                 module.running_mean.copy_(0.2 * noise(module.running_mean))
                 module.running_var.copy_(0.3 + noise(module.running_var).square())
     return network, shape

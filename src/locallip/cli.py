@@ -13,7 +13,7 @@ from locallip import demo as demonstration
 from locallip.data import DamagedData
 
 DESCRIPTION = """Image classifiers whose robustness to l2-bounded changes is proved. For example:
-`locallip demo` trains and certifies a small network in about a minute,
+`locallip demo` trains and certifies a small network in one to two minutes,
 `locallip demo --help` lists its options, and `locallip --version` says what is installed."""
 
 MISSING_EXTRA = "locallip: the command line needs the extra 'cli': pip install 'locallip[cli]'"
@@ -23,8 +23,8 @@ class WrongOption(ValueError):
     """An option whose value makes no sense; the message is for the user."""
 
 
-def demo(eps: float = 0.5, epochs: int = 10, seed: int = 0, limit: int = 200, images: int = 10_000) -> None:
-    """Train a small network on embedded handwritten digits and certify test images; about a minute on two cores.
+def demo(eps: float = 0.5, epochs: int = 10, seed: int = 0, limit: int = 500, images: int = 10_000) -> None:
+    """Train a small network on embedded handwritten digits and certify test images, in one to two minutes on two cores.
 
     Args:
         eps: Radius of the l2 balls, for pixels in [0, 1].

@@ -312,7 +312,7 @@ def test_saved_vectors_make_few_steps_enough() -> None:
     torch.testing.assert_close(value, true_norms(op), rtol=1e-6, atol=0.0)
     # The vectors belong to their samples: another order of the batch finds the same ones.
     order = torch.tensor([2, 0, 1])
-    shuffled = PowerNorm(0, starts, index[order])(op.select(order), KEY, LIKE)
+    shuffled = PowerNorm(1, starts, index[order])(op.select(order), KEY, LIKE)
     torch.testing.assert_close(shuffled, value[order], rtol=1e-6, atol=0.0)
     assert starts.nbytes() == 10 * 15 * 8
 

@@ -54,6 +54,10 @@ class Activation(ABC):
     @abstractmethod
     def varying(self, box: Box) -> Varying: ...
 
+    def center_and_image(self, center: Tensor, box: Box) -> tuple[Tensor, Box]:
+        """phi(center) and the image of the box in one go, for activations that save memory by it."""
+        return self(center), self.image(box)
+
     def hinge(self, box: Box) -> Hinge:
         """Terms of the sparsity loss; zero for an activation without constant regions."""
         zero = torch.zeros_like(box.lower)

@@ -38,29 +38,40 @@ class ReLUTheta(nn.Module):
 
 
 class _ClipByte(torch.autograd.Function):
-    """min(max(z, low), high), keeping one byte per unit for the backward pass where torch's clamp keeps the input.
+    """min(max(z, low), high) of up to five tensors of one shape, keeping one byte per unit for the backward pass.
 
-    The bound clips center, lower and upper end of every unit, so this is a third of its memory.
+    Torch's clamp keeps its whole input. The bound clips the center and both ends of every unit, so this is a third of what it
+    would keep otherwise. The byte holds a digit in base 3 per tensor: 0 below, 1 between, 2 above.
     """
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(z: Tensor, high: Tensor, low: float) -> tuple[Tensor, Tensor]:
-        clipped = torch.clamp(z, z.new_tensor(low), high)
-        return clipped, (clipped == z).to(torch.int8) + 2 * (z > high).to(torch.int8)
+    def forward(low: float, high: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
+        clipped = [torch.clamp(z, z.new_full((), low), high) for z in values]
+        code = torch.zeros((), dtype=torch.uint8, device=high.device)
+        for z, inside in zip(reversed(values), reversed(clipped), strict=True):
+            code = 3 * code + (inside == z) + 2 * (z > high).to(torch.uint8)
+        return (*clipped, code)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, float], output: tuple[Tensor, Tensor]) -> None:
-        ctx.save_for_backward(output[1])
-        ctx.mark_non_differentiable(output[1])
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.save_for_backward(output[-1])
+        ctx.mark_non_differentiable(output[-1])
         ctx.high_shape = inputs[1].shape
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor, Tensor | None, None]:
+    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
         (code,) = ctx.saved_tensors
-        to_high = (grad * (code == 2)).sum_to_size(ctx.high_shape) if ctx.needs_input_grad[1] else None
-        return grad * (code == 1), to_high, None
+        passed, to_high = [], None
+        for grad in grads[:-1]:
+            digit = code % 3
+            code = code // 3
+            passed.append(grad * (digit == 1))
+            if ctx.needs_input_grad[1]:
+                share = (grad * (digit == 2)).sum_to_size(ctx.high_shape)
+                to_high = share if to_high is None else to_high + share
+        return None, to_high, *passed
 
 
 class Clip(Activation):
@@ -72,22 +83,31 @@ class Clip(Activation):
     def __init__(self, low: float, high: Callable[[torch.dtype], Tensor | float]):
         self.low, self._high = low, high
 
+    def _clip(self, *values: Tensor) -> tuple[Tensor, ...]:
+        high = self._high(values[0].dtype)
+        high = high if isinstance(high, Tensor) else values[0].new_full((), high)
+        if torch.is_grad_enabled():
+            return _ClipByte.apply(self.low, high, *values)[:-1]
+        return tuple(torch.clamp(z, z.new_full((), self.low), high) for z in values)
+
     def __call__(self, z: Tensor) -> Tensor:
-        high = self._high(z.dtype)
-        high = high if isinstance(high, Tensor) else z.new_tensor(high)
-        if not torch.is_grad_enabled():
-            return torch.clamp(z, z.new_tensor(self.low), high)
-        clipped, _ = _ClipByte.apply(z, high, self.low)
-        return clipped
+        return self._clip(z)[0]
 
     def image(self, box: Box) -> Box:
-        return Box(self(box.lower), self(box.upper))
+        return Box(*self._clip(*box))
+
+    def center_and_image(self, center: Tensor, box: Box) -> tuple[Tensor, Box]:
+        center, lower, upper = self._clip(center, *box)
+        return center, Box(lower, upper)
 
     def varying(self, box: Box) -> Varying:
         """eq:indicator_relux, negated so that NaN stays varying; an end that overflowed to infinity proves nothing."""
-        above = (box.lower >= self._high(box.lower.dtype)) & (box.lower < float("inf"))
-        constant = (box.upper <= self.low) | above
-        return Varying(~constant, ~constant)
+        high = self._high(box.lower.dtype)
+        constant = box.upper <= self.low
+        if isinstance(high, Tensor) or high < float("inf"):
+            constant = constant | ((box.lower >= high) & (box.lower < float("inf")))
+        varying = ~constant
+        return Varying(varying, varying)
 
     def hinge(self, box: Box) -> Hinge:
         """max(0, UB) and max(0, theta - LB) of eqn:sparse_loss; no second term without an upper threshold."""

@@ -35,7 +35,7 @@ def support(direction: Tensor, lower: Tensor, upper: Tensor, radius: Tensor, ste
     quadratic = t.square().sum(-1) / (2 * mu)
     ball_share = radius.square() / (2 * mu)
     dual = ball_share + (direction * t).sum(-1) - quadratic
-    corner = torch.maximum(direction * lower, direction * upper).sum(-1)
+    corner = (direction * torch.where(direction > 0, upper, lower)).sum(-1)
     if slack:
         dual = dual + slack * (ball_share + (direction * t).abs().sum(-1) + quadratic)
         corner = corner * (1 + slack)

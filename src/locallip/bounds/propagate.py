@@ -21,7 +21,7 @@ from torch import Tensor
 from locallip.activations import Box, Varying
 from locallip.network import Network, Stage
 from locallip.norms import NormKey, NormRule
-from locallip.ops import LinearOp, Masked
+from locallip.ops import LinearOp, Masked, total
 from locallip.rounding import FLOOR, floored, gamma, up
 
 BoxRadii = Literal["local", "global"]
@@ -140,8 +140,7 @@ def propagate(
             return Trace(tuple(regions), tuple(boxes), tuple(masks), norms, center, error, lipschitz.expand(len(x)))
         boxes.append(box)
         masks.append(varying)
-        image = stage.activation.image(box)
-        center, error = _activate(stage, center, error)
+        center, error, image = _activate(stage, center, error, box)
         regions.append(Region(center, error, image, radius, lipschitz, varying.outputs))
     raise AssertionError("the last stage has no activation")
 
@@ -161,29 +160,40 @@ def _pre_activation(
     stage: Stage, regions: list[Region], eps: Tensor, paper: GlobalBound | None, outward: bool
 ) -> tuple[Tensor, Tensor | None, Box]:
     """Center, its error, and the box before the activation of a stage, each (B, *linear_shape)."""
-    slack = gamma(stage.fan_in + 8, eps.dtype) if outward else 0.0
-    zero = torch.zeros((), dtype=eps.dtype, device=eps.device)
-    center = middle = spread = reach = error = zero
-    if not outward and all(regions[source].ball_only for source in stage.terms):
+    if outward:
+        return _pre_activation_outward(stage, regions, eps, paper)
+    if all(regions[source].ball_only for source in stage.terms):
         return _pre_activation_of_ball(stage, regions, eps, paper)
+    centers, spreads, reaches = [], [], []
+    for source, op in stage.terms.items():
+        middle, half = _middle_and_half_width(regions[source].box)
+        centers.append(op.apply(torch.cat([regions[source].center, middle])))  # one pass over the weights for both
+        spreads.append(op.apply_abs(half))
+        reaches.append(_ball_reach(op, source, regions[source], eps, paper, False))
+    center, middle = (total(centers) + stage.offset(eps)).chunk(2)
+    return center, None, _cut(middle, total(spreads), center, total(reaches))
+
+
+def _pre_activation_outward(
+    stage: Stage, regions: list[Region], eps: Tensor, paper: GlobalBound | None
+) -> tuple[Tensor, Tensor, Box]:
+    """The same, every part widened by what its own computation may have lost."""
+    slack = gamma(stage.fan_in + 8, eps.dtype)
+    centers, middles, spreads, reaches, errors = [], [], [], [], []
     for source, op in stage.terms.items():
         region = regions[source]
-        m, r = _middle_and_half_width(region.box, outward)
-        both = op.apply(torch.cat([region.center, m]))
-        center, middle = center + both[: len(m)], middle + both[len(m) :]
-        spread = spread + op.apply_abs(floored(r + slack * m.abs(), m != 0) if outward else r)
-        reach = reach + _ball_reach(op, source, region, eps, paper, outward)
-        if region.error is not None:
-            lost = region.error + slack * region.center.abs()
-            error = error + op.apply_abs(floored(lost, region.center != 0))
-    offset = stage.offset(eps)
-    center, middle = center + offset, middle + offset
-    if not outward:
-        return center, None, _cut(middle, spread, center, reach)
-    offset_slack = slack * stage.offset.magnitude(eps)
-    error = up(error + offset_slack, 8 + stage.fan_in)
-    spread = up(spread + offset_slack, 8 + stage.fan_in) + slack * middle.abs()
-    reach = up(reach + error) + slack * center.abs()
+        middle, half = _covering(region.box)
+        centers.append(op.apply(region.center))
+        middles.append(op.apply(middle))
+        spreads.append(op.apply_abs(floored(half + slack * middle.abs(), middle != 0)))
+        reaches.append(_ball_reach(op, source, region, eps, paper, True))
+        assert region.error is not None
+        errors.append(op.apply_abs(floored(region.error + slack * region.center.abs(), region.center != 0)))
+    offset, offset_slack = stage.offset(eps), slack * stage.offset.magnitude(eps)
+    center, middle = total(centers) + offset, total(middles) + offset
+    error = up(total(errors) + offset_slack, 8 + stage.fan_in)
+    spread = up(total(spreads) + offset_slack, 8 + stage.fan_in) + slack * middle.abs()
+    reach = up(total(reaches) + error) + slack * center.abs()
     upper = torch.minimum(middle + spread, center + reach)
     lower = torch.maximum(middle - spread, center - reach)
     return center, error, Box(lower, upper)
@@ -195,16 +205,19 @@ def _pre_activation_of_ball(
     """The same for a stage that reads the input alone, where center +- ||W_i|| eps is all there is to know."""
     center = stage.linear([region.center for region in regions])
     reaches = [_ball_reach(op, source, regions[source], eps, paper, False) for source, op in stage.terms.items()]
-    reach = torch.stack(reaches).sum(0)
+    reach = total(reaches)
     return center, None, Box(center - reach, center + reach)
 
 
-def _middle_and_half_width(box: Box, outward: bool) -> tuple[Tensor, Tensor]:
-    """m = (UB + LB) / 2 and r = (UB - LB) / 2 of a box; rounded so that m +- r covers it when `outward`."""
+def _middle_and_half_width(box: Box) -> tuple[Tensor, Tensor]:
+    """m = (UB + LB) / 2 and r = (UB - LB) / 2 of a box."""
+    return (box.upper + box.lower) / 2, (box.upper - box.lower) / 2
+
+
+def _covering(box: Box) -> tuple[Tensor, Tensor]:
+    """The same, rounded so that m +- r covers the box."""
     middle = (box.upper + box.lower) / 2
-    if outward:
-        return middle, up(torch.maximum(box.upper - middle, middle - box.lower).clamp(min=0))
-    return middle, (box.upper - box.lower) / 2
+    return middle, up(torch.maximum(box.upper - middle, middle - box.lower).clamp(min=0))
 
 
 def _cut(middle: Tensor, spread: Tensor, center: Tensor, reach: Tensor) -> Box:
@@ -231,14 +244,14 @@ def _ball_reach(op: LinearOp, source: int, region: Region, eps: Tensor, paper: G
     return up((up(rows, 8 + op.fan_in) + FLOOR) * (up(radius) + FLOOR))
 
 
-def _activate(stage: Stage, center: Tensor, error: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Center and error behind the activation; the error through the image of the thin box around the center."""
+def _activate(stage: Stage, center: Tensor, error: Tensor | None, box: Box) -> tuple[Tensor, Tensor | None, Box]:
+    """Center, its error and the box behind the activation; the error through the image of the thin box around the center."""
     assert stage.activation is not None
-    after = stage.activation(center)
+    after, image = stage.activation.center_and_image(center, box)
     if error is None:
-        return after, None
+        return after, None, image
     thin = stage.activation.image(Box(center - up(error), center + up(error)))
-    return after, up(torch.maximum(thin.upper - after, after - thin.lower).clamp(min=0))
+    return after, up(torch.maximum(thin.upper - after, after - thin.lower).clamp(min=0)), image
 
 
 def _weighted_sum(pairs: list[tuple[Tensor, Tensor]], outward: bool) -> Tensor:

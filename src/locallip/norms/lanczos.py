@@ -29,7 +29,7 @@ from locallip.rounding import up
 #: Covers the rounding of the Lanczos process in float64: relative, on the eigenvalue.
 ROUNDING = 1e-8
 #: Spaces up to this dimension get a fully orthogonal basis, larger ones only the three-term recurrence.
-ORTHOGONAL_LIMIT = 2048
+ORTHOGONAL_LIMIT = 256
 
 
 class LanczosNorm(ProvenRule):

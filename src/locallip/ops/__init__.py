@@ -1,6 +1,6 @@
 """Bias-free linear maps with exact adjoints."""
 
-from locallip.ops.base import Compose, Identity, LinearOp, Masked, Sum, compose
+from locallip.ops.base import Compose, Identity, LinearOp, Masked, Sum, compose, total
 from locallip.ops.conv import Conv
 from locallip.ops.dense import Dense
 from locallip.ops.diagonal import Diagonal
@@ -19,4 +19,5 @@ __all__ = [
     "Sum",
     "average_pool",
     "compose",
+    "total",
 ]

@@ -129,16 +129,16 @@ class Sum(LinearOp):
         self.fan_in = max(part.fan_in for part in parts) + len(parts)
 
     def apply(self, v: Tensor) -> Tensor:
-        return _total([part.apply(v) for part in self.parts])
+        return total([part.apply(v) for part in self.parts])
 
     def adjoint(self, w: Tensor) -> Tensor:
-        return _total([part.adjoint(w) for part in self.parts])
+        return total([part.adjoint(w) for part in self.parts])
 
     def apply_abs(self, r: Tensor) -> Tensor:
-        return _total([part.apply_abs(r) for part in self.parts])
+        return total([part.apply_abs(r) for part in self.parts])
 
     def row_norms(self, cols: Tensor) -> Tensor:
-        return _total([part.row_norms(cols) for part in self.parts])
+        return total([part.row_norms(cols) for part in self.parts])
 
     def smallest(self) -> float:
         return min(part.smallest() for part in self.parts)
@@ -201,11 +201,12 @@ def smallest_entry(values: Tensor) -> float:
     return min(0.0, math.log10(least)) if math.isfinite(least) else 0.0
 
 
-def _total(values: list[Tensor]) -> Tensor:
-    total = values[0]
+def total(values: Sequence[Tensor]) -> Tensor:
+    """The sum of a list of tensors that is not empty, without a first addition to zero."""
+    result = values[0]
     for value in values[1:]:
-        total = total + value
-    return total
+        result = result + value
+    return result
 
 
 def _weigh(v: Tensor, weights: Tensor | None) -> Tensor:
