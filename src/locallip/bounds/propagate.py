@@ -164,14 +164,14 @@ def _pre_activation(
         return _pre_activation_outward(stage, regions, eps, paper)
     if all(regions[source].ball_only for source in stage.terms):
         return _pre_activation_of_ball(stage, regions, eps, paper)
-    centers, spreads, reaches = [], [], []
+    middles, spans, reaches = [], [], []
     for source, op in stage.terms.items():
-        middle, half = _middle_and_half_width(regions[source].box)
-        centers.append(op.apply(torch.cat([regions[source].center, middle])))  # one pass over the weights for both
-        spreads.append(op.apply_abs(half))
+        box = regions[source].box
+        middles.append(op.apply(torch.lerp(box.lower, box.upper, 0.5)))
+        spans.append(op.apply_abs(box.upper - box.lower))
         reaches.append(_ball_reach(op, source, regions[source], eps, paper, False))
-    center, middle = (total(centers) + stage.offset(eps)).chunk(2)
-    return center, None, _cut(middle, total(spreads), center, total(reaches))
+    center = stage.linear([region.center for region in regions])
+    return center, None, _cut(total(middles) + stage.offset(eps), total(spans), center, total(reaches))
 
 
 def _pre_activation_outward(
@@ -209,20 +209,15 @@ def _pre_activation_of_ball(
     return center, None, Box(center - reach, center + reach)
 
 
-def _middle_and_half_width(box: Box) -> tuple[Tensor, Tensor]:
-    """m = (UB + LB) / 2 and r = (UB - LB) / 2 of a box."""
-    return (box.upper + box.lower) / 2, (box.upper - box.lower) / 2
-
-
 def _covering(box: Box) -> tuple[Tensor, Tensor]:
-    """The same, rounded so that m +- r covers the box."""
+    """m = (UB + LB) / 2 and r = (UB - LB) / 2, rounded so that m +- r covers the box."""
     middle = (box.upper + box.lower) / 2
     return middle, up(torch.maximum(box.upper - middle, middle - box.lower).clamp(min=0))
 
 
-def _cut(middle: Tensor, spread: Tensor, center: Tensor, reach: Tensor) -> Box:
-    """middle +- spread cut with center +- reach; `where` keeps one byte per unit for the backward pass, minimum eight."""
-    high, low = middle + spread, middle - spread
+def _cut(middle: Tensor, span: Tensor, center: Tensor, reach: Tensor) -> Box:
+    """middle +- span / 2 cut with center +- reach; `where` keeps one byte per unit for the backward pass, minimum eight."""
+    high, low = torch.add(middle, span, alpha=0.5), torch.sub(middle, span, alpha=0.5)
     ball_high, ball_low = center + reach, center - reach
     return Box(torch.where(low < ball_low, ball_low, low), torch.where(high > ball_high, ball_high, high))
 

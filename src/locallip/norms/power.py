@@ -15,7 +15,8 @@ from locallip.ops import Masked
 class PowerNorm(NormRule):
     """`steps` steps of Algorithm 1, from the saved vectors of the samples `index` or from random ones.
 
-    The vectors are updated without gradient; the gradient runs through the one product ||A u|| = v^T A u.
+    With v = A u / ||A u|| and u' = A^T v / ||A^T v|| of the last step, the paper's sigma = v^T A u' is ||A^T v||: the last adjoint
+    is the whole product, and the only one that the gradient runs through.
     Differs from the paper: the authors' code differentiates through all iterations.
     """
 
@@ -38,17 +39,20 @@ class PowerNorm(NormRule):
         masks = _Weights.of(op, like.dtype)
         with torch.no_grad():
             u = self._start(op, masks, key, like)
-            for _ in range(self.steps):
-                u = _unit_(masks.adjoint(masks.apply(u)))
+            for step in range(self.steps - 1):
+                u = masks.adjoint(masks.apply(u))
+                if step % 4 == 0:  # often enough against overflow
+                    u = _unit_(u)
+            v = _unit_(masks.on_rows(masks.apply(u)))
+            v = v if masks.projects else masks.on_rows(v)
+        image = op.base.adjoint(v)
+        with torch.no_grad():
+            weighed = masks.on_cols(image)
+            sigma = _length(weighed)
+            u = weighed / _shaped(sigma.clamp(min=torch.finfo(v.dtype).tiny), weighed)
             self._keep(op, key, u)
             u = u if masks.projects else masks.on_cols(u)
-        image = op.base.apply(u)
-        with torch.no_grad():
-            weighed = masks.on_rows(image)
-            sigma = weighed.flatten(1).norm(dim=1)
-            v = weighed if masks.projects else masks.on_rows(weighed)
-            v = v / _shaped(sigma.clamp(min=torch.finfo(v.dtype).tiny), v)
-        return _through_product(v, image, sigma)
+        return _through_product(u, image, sigma)
 
     def _start(self, op: Masked, masks: _Weights, key: NormKey, like: Tensor) -> Tensor:
         if self.starts is None or not self._has_own_vectors(op):
@@ -69,11 +73,11 @@ class PowerNorm(NormRule):
         return self.index is not None and op.batch == len(self.index)
 
 
-def _through_product(v: Tensor, image: Tensor, sigma: Tensor) -> Tensor:
-    """sigma, with the gradient of v^T image. In training v is kept for it in 16 bits: half the memory, 0.2 % of a step."""
-    if v.dtype == torch.float32:
-        v = v.to(torch.bfloat16)
-    product = (v * image).flatten(1).sum(1)
+def _through_product(u: Tensor, image: Tensor, sigma: Tensor) -> Tensor:
+    """sigma, with the gradient of u^T image. In training u is kept for it in 16 bits: half the memory, 0.2 % of a step."""
+    if u.dtype == torch.float32 and image.requires_grad:
+        u = u.to(torch.bfloat16)
+    product = (u * image).sum(tuple(range(1, u.dim())))
     return product + (sigma - product.detach())
 
 
@@ -100,16 +104,23 @@ class _Weights:
         return u if self.cols is None else u * self.cols
 
     def apply(self, u: Tensor) -> Tensor:
-        """A u, or W u where A^T will apply the same 0/1 masks to it; u lies in the kept columns already."""
-        return self.op.base.apply(u) if self.projects else self.on_rows(self.op.base.apply(self.on_cols(u)))
+        """W diag(cols) u; 0/1 columns are in u already."""
+        return self.op.base.apply(u if self.projects else self.on_cols(u))
 
     def adjoint(self, w: Tensor) -> Tensor:
-        return self.on_cols(self.op.base.adjoint(self.on_rows(w)))
+        """A^T diag(rows) w; 0/1 rows are applied once."""
+        w = self.on_rows(w)
+        return self.on_cols(self.op.base.adjoint(w if self.projects else self.on_rows(w)))
 
 
 def _unit_(v: Tensor) -> Tensor:
     """v / ||v|| per sample, and 0 for 0; overwrites v, which nobody else may hold."""
-    return v.div_(_shaped(v.flatten(1).norm(dim=1).clamp(min=torch.finfo(v.dtype).tiny), v))
+    return v.div_(_shaped(_length(v).clamp(min=torch.finfo(v.dtype).tiny), v))
+
+
+def _length(v: Tensor) -> Tensor:
+    """||v|| per sample, (B,), in whatever memory format v comes."""
+    return torch.linalg.vector_norm(v, dim=tuple(range(1, v.dim())))
 
 
 def _shaped(values: Tensor, like: Tensor) -> Tensor:
