@@ -17,12 +17,12 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import record
 import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import locallip as ll
+import record
 from locallip.bounds import WorstLogits, global_bound, propagate, worst_logits
 from locallip.models import convolutional_network
 from locallip.norms import PowerNorm, WarmStarts
@@ -45,7 +45,7 @@ class TrainingBound:
         ceiling = global_bound(self.network, PowerNorm(POWER_STEPS, self.shared, self.zero), self.eps)
         rule = PowerNorm(POWER_STEPS, self.starts, self.index)
         trace = propagate(self.network, self.x, self.eps, rule, ceiling=ceiling, box_radii="global")
-        return worst_logits(self.network, trace, self.y, steps=6)
+        return worst_logits(self.network, trace, self.y, steps=4)
 
 
 @dataclass(frozen=True)
