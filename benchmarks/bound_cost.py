@@ -2,10 +2,11 @@
 
     python benchmarks/bound_cost.py [--device cpu|cuda] [--batch 64] [--out results]
 
-The peer is torch's own forward pass of the user's module, in the same process, on the same batch, with a graph recorded for the
-backward pass in both. The floor is the number of floating-point operations, counted by torch on both, and the bytes that
-autograd keeps. On a GPU the bound runs once under `torch.cuda.set_sync_debug_mode("error")`, which raises at the first host
-synchronisation inside.
+The peer is torch's own forward pass of the user's module, in the same process, on the same batch, timed in turns with it and
+with a graph recorded for the backward pass in both. Memory is what autograd keeps for the backward pass of the bound, against
+the activations of the network: the outputs of all its layers. The floor of the time is the ratio of floating-point operations,
+counted by torch on both. On a GPU the bound runs once under `torch.cuda.set_sync_debug_mode("error")`, which raises at the
+first host synchronisation inside.
 """
 
 from __future__ import annotations
@@ -57,8 +58,9 @@ class Cost:
     forward_seconds: float
     bound_seconds: float
     time_ratio: float
-    forward_mib: float
-    bound_mib: float
+    activations_mib: float
+    forward_saves_mib: float
+    bound_saves_mib: float
     memory_ratio: float
     flop_ratio: float
 
@@ -69,9 +71,9 @@ def measure(name: str, model: nn.Module, shape: tuple[int, ...], batch: int, dev
     bound = TrainingBound(model, x, y)
     forward, both = (lambda: model(x)), (lambda: bound().worst)
     seconds = interleaved(forward, both, device, repeats)
-    mib = saved_mib(forward), saved_mib(both)
+    mib = activations_mib(model, x), saved_mib(forward), saved_mib(both)
     flops = count_flops(forward), count_flops(both)
-    return Cost(name, batch, *seconds, seconds[1] / seconds[0], *mib, mib[1] / mib[0], flops[1] / flops[0])
+    return Cost(name, batch, *seconds, seconds[1] / seconds[0], *mib, mib[2] / mib[0], flops[1] / flops[0])
 
 
 def interleaved(
@@ -94,6 +96,21 @@ def interleaved(
 def synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def activations_mib(model: nn.Module, x: Tensor) -> float:
+    """MiB of the outputs of all layers of the network, views (flatten) left out."""
+    sizes: list[int] = []
+    handles = [
+        layer.register_forward_hook(lambda layer, args, out: sizes.append(out.numel() * out.element_size()))
+        for layer in model.modules()
+        if not isinstance(layer, (nn.Sequential, nn.Flatten))
+    ]
+    with torch.no_grad():
+        model(x)
+    for handle in handles:
+        handle.remove()
+    return sum(sizes) / 2**20
 
 
 def saved_mib(function: Callable[[], Tensor]) -> float:
@@ -185,12 +202,14 @@ def main() -> None:
     ]
     grown = growth(device, max(3, args.repeats // 3))
     synchronisations = check_no_synchronisation(device, args.batch)
-    print(f"{'network':24} {'forward':>10} {'bound':>10} {'ratio':>7} {'flops':>7} {'saved MiB':>16} {'ratio':>7}")
+    print(
+        f"{'network':22} {'forward':>10} {'bound':>10} {'time':>7} {'flops':>7} {'activations':>12} {'kept':>10} {'memory':>7}"
+    )
     for c in costs:
-        print(
-            f"{c.name:24} {c.forward_seconds * 1e3:7.2f} ms {c.bound_seconds * 1e3:7.2f} ms {c.time_ratio:7.2f} {c.flop_ratio:7.2f} "
-            f"{c.forward_mib:7.1f} {c.bound_mib:8.1f} {c.memory_ratio:7.2f}"
+        times = (
+            f"{c.forward_seconds * 1e3:7.2f} ms {c.bound_seconds * 1e3:7.2f} ms {c.time_ratio:6.2f}x {c.flop_ratio:6.2f}x"
         )
+        print(f"{c.name:22} {times} {c.activations_mib:8.1f} MiB {c.bound_saves_mib:6.1f} MiB {c.memory_ratio:6.2f}x")
     for name, values in grown.items():
         print(f"time grows as {name} ** {values['exponent']:.2f}")
     print(f"host synchronisations inside the bound: {synchronisations}")

@@ -16,8 +16,8 @@ from locallip.ops import Masked
 class PowerNorm(NormRule):
     """`steps` steps of Algorithm 1, from the saved vectors of the samples `index` or from random ones.
 
-    With v = A u / ||A u|| and u' = A^T v / ||A^T v|| of the last step, the paper's sigma = v^T A u' is ||A^T v||: the last adjoint
-    is the whole product, and the only one that the gradient runs through.
+    With v = A u / ||A u|| and u' = A^T v / ||A^T v|| of the last step, the paper's sigma = v^T A u' is ||A^T v||: the last
+    adjoint is the whole product, and the only one that the gradient runs through.
     Differs from the paper: the authors' code differentiates through all iterations.
     """
 
