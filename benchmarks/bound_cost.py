@@ -2,10 +2,10 @@
 
     python benchmarks/bound_cost.py [--device cpu|cuda] [--batch 64] [--out results]
 
-The peer is torch's own forward pass of the user's module, in the same process, on the same batch, timed in turns with it and
-with a graph recorded for the backward pass in both. Memory is what autograd keeps for the backward pass of the bound, against
-the activations of the network: the outputs of all its layers. The floor of the time is the ratio of floating-point operations,
-counted by torch on both. On a GPU the bound runs once under `torch.cuda.set_sync_debug_mode("error")`, which raises at the
+The peer is torch's own forward pass of the user's module, in the same process, on the same batch, timed in turns with it
+and with a graph recorded for the backward pass in both. Memory is what autograd keeps for the backward pass of the bound,
+against the activations of the network: the outputs of all its layers. The floor of the time is the ratio of floating-point
+operations, counted by torch on both. On a GPU the bound runs once under `torch.cuda.set_sync_debug_mode("error")`, which raises at the
 first host synchronisation inside.
 """
 
@@ -202,9 +202,8 @@ def main() -> None:
     ]
     grown = growth(device, max(3, args.repeats // 3))
     synchronisations = check_no_synchronisation(device, args.batch)
-    print(
-        f"{'network':22} {'forward':>10} {'bound':>10} {'time':>7} {'flops':>7} {'activations':>12} {'kept':>10} {'memory':>7}"
-    )
+    heads = ("network", "forward", "bound", "time", "flops", "activations", "kept", "memory")
+    print("{:22} {:>10} {:>10} {:>7} {:>7} {:>12} {:>10} {:>7}".format(*heads))
     for c in costs:
         times = (
             f"{c.forward_seconds * 1e3:7.2f} ms {c.bound_seconds * 1e3:7.2f} ms {c.time_ratio:6.2f}x {c.flop_ratio:6.2f}x"

@@ -20,9 +20,10 @@ class Increasing(Activation):
         """The largest slope on [lower, upper], or larger."""
 
     def image(self, box: Box) -> Box:
-        """Values at the ends, moved outward: the library functions behind them are good to a few units in the last place."""
+        """Values at the ends, moved outward: the functions behind them are good to a few units in the last place."""
         lower, upper = self(box.lower), self(box.upper)
-        return Box(lower - (up(lower.abs(), 16) - lower.abs()), upper + (up(upper.abs(), 16) - upper.abs()))
+        info = torch.finfo(lower.dtype)
+        return Box(lower - 16 * info.eps * lower.abs() - info.tiny, upper + 16 * info.eps * upper.abs() + info.tiny)
 
     def varying(self, box: Box) -> Varying:
         """The square root of the slope on either side; never so small that products with it could underflow."""

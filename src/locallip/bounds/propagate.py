@@ -245,7 +245,8 @@ def _activate(stage: Stage, center: Tensor, error: Tensor | None, box: Box) -> t
     after, image = stage.activation.center_and_image(center, box)
     if error is None:
         return after, None, image
-    thin = stage.activation.image(Box(center - up(error), center + up(error)))
+    around = up(error) + gamma(2, center.dtype) * center.abs()
+    thin = stage.activation.image(Box(center - around, center + around))
     return after, up(torch.maximum(thin.upper - after, after - thin.lower).clamp(min=0)), image
 
 

@@ -44,7 +44,9 @@ def certified_radius(
         device=x.device,
     )
     y = as_labels(y, len(x), number_of_classes(prover), x.device)
-    guide = Prover(model, x.shape[1:], Guarantee.ESTIMATE, power_steps=power_steps, seed=seed, device=x.device)
+    # The guide has random numbers of its own: the starts of a proof must not depend on how its radius was found.
+    own_seed = None if seed is None else seed + 1_000_003
+    guide = Prover(model, x.shape[1:], Guarantee.ESTIMATE, power_steps=power_steps, seed=own_seed, device=x.device)
     parts = [
         _radii(prover, guide, x[i : i + batch_size], y[i : i + batch_size], input_domain)
         for i in range(0, len(x), batch_size)

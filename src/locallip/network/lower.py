@@ -45,6 +45,8 @@ class _Form:
     def then(self, step: rules.Affine) -> _Form:
         terms = {source: compose(step.op, op) for source, op in self.terms.items()}
         parts = [(compose(step.op, op), value) for op, value in self.offset.parts]
+        if step.shift is not None:
+            parts.append((step.op, step.shift))
         if step.bias is not None:
             parts.append((Identity(step.op.out_shape), step.bias))
         return _Form(step.op.out_shape, terms, Offset(tuple(parts)))

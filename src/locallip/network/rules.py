@@ -27,10 +27,15 @@ class Refused(ValueError):
 
 @dataclass(frozen=True)
 class Affine:
-    """z -> op(z) + bias; the bias broadcasts against the output of `op`."""
+    """z -> op(z + shift) + bias; shift and bias broadcast against input and output of `op`.
+
+    Both give stored numbers as they are: what the arithmetic of the network does with them is left to the bound, which counts
+    its rounding.
+    """
 
     op: LinearOp
     bias: Callable[[torch.dtype], Tensor] | None = None
+    shift: Callable[[torch.dtype], Tensor] | None = None
 
 
 Step = Affine | act.Activation
@@ -155,12 +160,12 @@ def _batch_norm(module: nn.BatchNorm2d, in_shape: torch.Size, like: Tensor) -> A
         inverse = (module.running_var.to(dtype) + module.eps).rsqrt()
         return (inverse if module.weight is None else inverse * module.weight.to(dtype)).reshape(shape)
 
-    def bias(dtype: torch.dtype) -> Tensor:
+    def shift(dtype: torch.dtype) -> Tensor:
         assert module.running_mean is not None
-        shift = -module.running_mean.to(dtype).reshape(shape) * factor(dtype)
-        return shift if module.bias is None else shift + module.bias.to(dtype).reshape(shape)
+        return -module.running_mean.to(dtype).reshape(shape)
 
-    return Affine(Diagonal(factor, in_shape), bias)
+    bias = None if module.bias is None else lambda dtype: module.bias.to(dtype).reshape(shape)
+    return Affine(Diagonal(factor, in_shape), bias, shift)
 
 
 @register_layer(Normalize)
@@ -170,7 +175,7 @@ def _normalize(module: Normalize, in_shape: torch.Size, like: Tensor) -> Affine:
     def factor(dtype: torch.dtype) -> Tensor:
         return module.std.to(dtype).reciprocal().reshape(shape)
 
-    return Affine(Diagonal(factor, in_shape), lambda dtype: -module.mean.to(dtype).reshape(shape) * factor(dtype))
+    return Affine(Diagonal(factor, in_shape), shift=lambda dtype: -module.mean.to(dtype).reshape(shape))
 
 
 @register_layer(nn.Identity)
@@ -206,17 +211,21 @@ RESHAPE_MODULES: tuple[type[nn.Module], ...] = (nn.Flatten, nn.Unflatten)
 
 def scale(factor: Tensor | float, in_shape: torch.Size, like: Tensor) -> Affine:
     """Multiplication by a number or by a stored tensor that is the same for every sample."""
-    value = torch.as_tensor(factor, device=like.device)
-    if not value.is_floating_point():
-        value = value.double()
-    value = _per_sample(value, in_shape)
+    value = _per_sample(_stored(factor, like), in_shape)
     return Affine(Diagonal(lambda dtype: value.to(dtype), in_shape))
 
 
 def shift(summand: Tensor | float, sign: float, in_shape: torch.Size, like: Tensor) -> Affine:
     """Addition (sign 1) or subtraction (sign -1) of a number or a stored tensor."""
-    value = _per_sample(torch.as_tensor(summand, device=like.device), in_shape)
+    value = _per_sample(_stored(summand, like), in_shape)
     return Affine(Identity(in_shape), lambda dtype: sign * value.to(dtype))
+
+
+def _stored(value: Tensor | float, like: Tensor) -> Tensor:
+    """A constant as it is stored: a tensor in its own floating-point dtype, a Python number in float64."""
+    if isinstance(value, Tensor) and value.is_floating_point():
+        return value
+    return torch.as_tensor(value, dtype=torch.float64, device=like.device)
 
 
 def _per_sample(value: Tensor, in_shape: torch.Size) -> Tensor:

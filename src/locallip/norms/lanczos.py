@@ -4,7 +4,7 @@ For a start b, uniform on the unit sphere of R^n, k steps on A^T A give a Krylov
 bounds on the largest eigenvalue lambda follow, each allowed half of the failure probability delta, the smaller counts:
 
 - Kuczynski and Wozniakowski (1992): P(lambda > theta / (1 - e)) <= 1.648 sqrt(n) exp(-sqrt(e) (2k - 1)). It holds
-  whatever the spectrum, and is known before the first step.
+  whatever the spectrum, and is known before the first step; looking at it after several k costs a union bound.
 - van Dorsselaer, Hochstenbach and van der Vorst (2000): with p the characteristic polynomial of the tridiagonal matrix,
   p(A^T A) b = beta_1 ... beta_k q_{k+1}, so |p(lambda)| |<b, v>| <= beta_1 ... beta_k for the top eigenvector v. As
   P(|<b, v>| < t) <= t sqrt(2n / pi), lambda is at most the largest root of |p(mu)| = beta_1 ... beta_k / t with
@@ -67,21 +67,23 @@ class LanczosNorm(ProvenRule):
         orthogonalize = n <= ORTHOGONAL_LIMIT
         process = Lanczos(gram, noise * support, min(self.max_steps, n), orthogonalize=orthogonalize)
         bound = theta = torch.zeros(len(support), dtype=torch.float64, device=like.device)
-        for steps in _checkpoints(min(self.max_steps, n)):
+        checkpoints = _checkpoints(min(self.max_steps, n))
+        for steps in checkpoints:
             process.run(steps)
-            theta, bound = self._upper(process, n)
+            theta, bound = self._upper(process, n, looks=len(checkpoints))
             if orthogonalize:
                 bound = torch.where(support.sum(1) <= steps, theta, bound)
             if bool(((bound <= theta * (1 + self.rtol) ** 2) | bound.isnan()).all()):
                 break
         return (bound * (1 + ROUNDING)).sqrt()
 
-    def _upper(self, process: Lanczos, n: int) -> tuple[Tensor, Tensor]:
-        """The largest Ritz value and the upper bound of the eigenvalue, each (B,)."""
+    def _upper(self, process: Lanczos, n: int, looks: int) -> tuple[Tensor, Tensor]:
+        """The largest Ritz value and the upper bound of the eigenvalue, each (B,); `looks` times it may be asked for."""
         ritz = process.ritz_values()
         theta = ritz[:, -1].clamp(min=0)
         half = self.failure_prob / 2
-        excess = (math.log(1.648 * math.sqrt(n) / half) / (2 * process.steps - 1)) ** 2
+        # The first bound holds for a number of steps fixed beforehand: its share is split over all looks.
+        excess = (math.log(1.648 * math.sqrt(n) * looks / half) / (2 * process.steps - 1)) ** 2
         prior = theta / (1 - excess) if excess < 1 else torch.full_like(theta, float("inf"))
         smallest_overlap = half * math.sqrt(math.pi / (2 * n))
         floor = 4 * torch.finfo(torch.float64).eps * theta[:, None]
