@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import subprocess
 import sys
@@ -30,7 +31,12 @@ def _processor() -> str:
 
 
 def commit() -> str:
-    """The commit that was measured, with "+" where the tree has changes beyond it; "unknown" outside a checkout."""
+    """The commit that was measured, with "+" where the tree has changes beyond it.
+
+    A copy of the tree without its history takes it from the environment variable LOCALLIP_COMMIT.
+    """
+    if "LOCALLIP_COMMIT" in os.environ:
+        return os.environ["LOCALLIP_COMMIT"]
     try:
         root = RESULTS.parent
         head = subprocess.run(

@@ -23,7 +23,7 @@ class WrongOption(ValueError):
     """An option whose value makes no sense; the message is for the user."""
 
 
-def demo(eps: float = 0.5, epochs: int = 10, seed: int = 0, limit: int = 500, images: int = 10_000) -> None:
+def demo(eps: float = 0.5, epochs: int = 8, seed: int = 0, limit: int = 500, images: int = 10_000) -> None:
     """Train a small network on embedded handwritten digits and certify test images, in one to two minutes on two cores.
 
     Args:
