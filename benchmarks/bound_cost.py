@@ -5,8 +5,8 @@
 The peer is torch's own forward pass of the user's module, in the same process, on the same batch, timed in turns with it
 and with a graph recorded for the backward pass in both. Memory is what autograd keeps for the backward pass of the bound,
 against the activations of the network: the outputs of all its layers. The floor of the time is the ratio of floating-point
-operations, counted by torch on both. On a GPU the bound runs once under `torch.cuda.set_sync_debug_mode("error")`, which raises at the
-first host synchronisation inside.
+operations, counted by torch on both. On a GPU the bound runs once under `torch.cuda.set_sync_debug_mode("error")`, which
+raises at the first host synchronisation inside.
 """
 
 from __future__ import annotations

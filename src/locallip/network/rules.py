@@ -29,8 +29,8 @@ class Refused(ValueError):
 class Affine:
     """z -> op(z + shift) + bias; shift and bias broadcast against input and output of `op`.
 
-    Both give stored numbers as they are: what the arithmetic of the network does with them is left to the bound, which counts
-    its rounding.
+    Both give stored numbers as they are: what the network's arithmetic does with them is left to the bound, which counts its
+    rounding.
     """
 
     op: LinearOp
