@@ -49,7 +49,8 @@ def test_tf32_and_autocast_do_not_reach_a_certificate():
     finally:
         torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
     assert plain.verdicts == loose.verdicts
-    torch.testing.assert_close(plain.margin, loose.margin, rtol=1e-6, atol=1e-9, equal_nan=True)
+    # Kernels may sum in another order from run to run; TF32 or bfloat16 would show at 1e-4.
+    torch.testing.assert_close(plain.margin, loose.margin, rtol=0, atol=1e-7, equal_nan=True)
 
 
 @pytest.mark.parametrize("activation", ["relu_theta", "relu", "maxmin", "clipped_maxmin"])
