@@ -49,6 +49,15 @@ def commit() -> str:
         return "unknown"
 
 
+def _command() -> str:
+    """What was called, without the folder that the result went to."""
+    words = [Path(sys.argv[0]).name, *sys.argv[1:]]
+    if "--out" in words:
+        at = words.index("--out")
+        del words[at : at + 2]
+    return f"python benchmarks/{' '.join(words)}"
+
+
 def write(
     name: str, measured: dict[str, Any], *, device: torch.device, seed: int, begin: float, folder: Path = RESULTS
 ) -> Path:
@@ -56,7 +65,7 @@ def write(
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
     about = {
-        "command": f"python {' '.join(sys.argv)}",
+        "command": _command(),
         "commit": commit(),
         "date": time.strftime("%Y-%m-%d"),
         "hardware": hardware(device),
