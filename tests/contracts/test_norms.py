@@ -393,7 +393,7 @@ def test_high_probability_holds_in_100_000_draws(kind: str, rows: int, cols: int
     op = Masked(Dense(lambda: matrix), None, torch.ones(ROUND, cols, dtype=torch.bool))
     true = torch.linalg.matrix_norm(matrix, ord=2)
     rule = LanczosNorm(1e-4, rtol=1e-12, max_steps=steps, seed=17)
-    values = torch.cat([rule.proven_norm(op, KEY, LIKE) for _ in range(DRAWS // ROUND)])
+    values = torch.cat([rule.proven_norm(op, KEY, LIKE, torch.zeros_like(LIKE)) for _ in range(DRAWS // ROUND)])
     assert len(values) == DRAWS
     assert len(values.unique()) > 0.99 * DRAWS
     assert int((values < true).sum()) <= DRAWS * 1e-4
@@ -411,6 +411,6 @@ def test_a_large_failure_probability_does_fail() -> None:
     matrix = _spectrum("one above", 24, 24)
     op = Masked(Dense(lambda: matrix), None, torch.ones(ROUND, 24, dtype=torch.bool))
     true = torch.linalg.matrix_norm(matrix, ord=2)
-    values = LanczosNorm(0.5, rtol=1e-12, max_steps=8, seed=17).proven_norm(op, KEY, LIKE)
+    values = LanczosNorm(0.5, rtol=1e-12, max_steps=8, seed=17).proven_norm(op, KEY, LIKE, torch.zeros_like(LIKE))
     failures = int((values < true).sum())
     assert 0 < failures < ROUND / 2

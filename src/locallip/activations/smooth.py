@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from locallip.activations.base import Activation, Box, Varying
-from locallip.rounding import up
+from locallip.rounding import gamma, up
 
 
 class Increasing(Activation):
@@ -101,8 +101,17 @@ class Softplus(Increasing):
     def __call__(self, z: Tensor) -> Tensor:
         return torch.logaddexp(z * self.beta, torch.zeros_like(z)) / self.beta
 
+    def image(self, box: Box) -> Box:
+        """The product beta z rounds before the exponential, which makes much of it where |beta z| is large."""
+        return super().image(_widened(box))
+
     def slope(self, box: Box) -> Tensor:
-        return torch.sigmoid(box.upper * self.beta)
+        return torch.sigmoid(_widened(box).upper * self.beta)
+
+
+def _widened(box: Box) -> Box:
+    slack = gamma(4, box.lower.dtype)
+    return Box(box.lower - slack * box.lower.abs(), box.upper + slack * box.upper.abs())
 
 
 def _nearest_to_zero(box: Box) -> Tensor:

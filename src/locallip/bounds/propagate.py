@@ -153,7 +153,8 @@ def _input_region(x: Tensor, eps: Tensor, domain: tuple[float, float] | None, ou
     if domain is not None:
         lower, upper = lower.clamp(min=domain[0]), upper.clamp(max=domain[1])
     error = torch.zeros_like(x) if outward else None
-    return Region(x, error, Box(lower, upper), eps, torch.ones_like(eps), None, ball_only=domain is None)
+    radius = floored(eps, eps > 0) if outward else eps
+    return Region(x, error, Box(lower, upper), radius, torch.ones_like(eps), None, ball_only=domain is None)
 
 
 def _pre_activation(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Iterable, Sequence
+from decimal import Decimal
 from fractions import Fraction
 
 import torch
@@ -13,15 +14,15 @@ from torch import Tensor, nn
 from locallip.network import Network
 
 #: log10 of the smallest entry of an operator whose squares and products with widths stay clear of underflow in float64;
-#: every float32 number is larger, and so is the product of three.
-SMALLEST = -140
+#: every float32 number is larger, and so is the product of two.
+SMALLEST = -120
 
 Eps = float | str | Fraction | Sequence[float] | Tensor
 
 
 def as_eps(eps: Eps, batch: int, device: torch.device) -> Tensor:
     """The radii as float64 (batch,), never below the number meant: "36/255" is rounded up."""
-    if isinstance(eps, (str, numbers.Real)):
+    if isinstance(eps, (str, numbers.Real, Decimal)):
         values = [_scalar(eps)] * batch
     elif isinstance(eps, Iterable):
         listed = eps.detach().double().reshape(-1).tolist() if isinstance(eps, Tensor) else [_scalar(e) for e in list(eps)]
@@ -38,9 +39,9 @@ def as_eps(eps: Eps, batch: int, device: torch.device) -> Tensor:
 
 def _scalar(eps: object) -> float:
     try:
-        exact = Fraction(eps if isinstance(eps, (str, numbers.Rational)) else float(eps))  # type: ignore[arg-type]
+        exact = Fraction(eps) if isinstance(eps, str) else Fraction(*eps.as_integer_ratio())  # type: ignore[attr-defined]
         nearest = float(exact)
-    except (ValueError, ZeroDivisionError, TypeError):
+    except (ValueError, ZeroDivisionError, TypeError, AttributeError):
         if isinstance(eps, numbers.Real):
             return float(eps)  # NaN, refused by the caller with its value
         raise ValueError(f"eps {eps!r} is neither a number nor a fraction such as '36/255'") from None
@@ -65,7 +66,7 @@ def as_batch(x: object, model: nn.Module, input_domain: tuple[float, float] | No
         low, high = input_domain
         if not low < high:
             raise ValueError(f"input_domain must be (low, high) with low < high, got {input_domain}")
-        if bool(((x < low) | (x > high)).any()):
+        if bool(((x.double() < low) | (x.double() > high)).any()):
             raise ValueError(f"x leaves input_domain {input_domain}: its values span {x.min():.4g} to {x.max():.4g}")
     return (x.clone() if x.is_inference() else x.detach()).double()
 

@@ -1,6 +1,7 @@
 """From a user's module to stages of affine maps and activations."""
 
-from locallip.network.lower import UnsupportedLayer, lower
+from locallip.network.checks import UnsupportedLayer
+from locallip.network.lower import lower
 from locallip.network.normalize import Normalize
 from locallip.network.rules import Affine, Refused, register_layer
 from locallip.network.stages import Network, Offset, PassThrough, Stage

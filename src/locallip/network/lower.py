@@ -7,7 +7,6 @@ is two terms; an activation closes a stage. Whatever has no rule raises `Unsuppo
 from __future__ import annotations
 
 import builtins
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,23 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch.fx.node import map_arg
-from torch.nn.utils.parametrize import is_parametrized
 
 from locallip.activations import Activation
 from locallip.network import rules
+from locallip.network.checks import SUPPORTED, UnsupportedLayer, check_module, check_same_function, example, unwrap
 from locallip.network.stages import Network, Offset, PassThrough, Stage
 from locallip.ops import Diagonal, Identity, LinearOp, Sum, compose
-
-SUPPORTED = (
-    "Linear, Conv1d/2d/3d, AvgPool1d/2d, AdaptiveAvgPool with equal windows, Flatten and reshapes, BatchNorm and Dropout "
-    "in eval mode, locallip.Normalize, Identity, +, -, scaling by a stored number or tensor; ReLU, locallip.ReLUTheta, "
-    "ReLU6, Hardtanh, LeakyReLU, ELU, Tanh, Sigmoid, Softplus, locallip.MaxMin, locallip.ClippedMaxMin, MaxPool2d with "
-    "disjoint windows"
-)
-
-
-class UnsupportedLayer(ValueError):
-    """A layer for which no sound bound is known here. The message names it and says what is supported."""
 
 
 @dataclass(frozen=True)
@@ -69,11 +57,9 @@ class _Tracer(fx.Tracer):
 def lower(module: nn.Module, input_shape: Sequence[int]) -> Network:
     """The network of `module` for samples of `input_shape` (without batch); parameters are read through, not copied."""
     module = unwrap(module)
-    _check_parameters(module)
-    _check_no_hidden_code(module)
-    _check_one_input(module)
+    check_module(module)
     with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False), torch.inference_mode(False):
-        like = _example(module, input_shape, batch=2)
+        like = example(module, input_shape, batch=2)
         root = _Root(module)
         try:
             graph = _Tracer().trace(root)
@@ -83,7 +69,7 @@ def lower(module: nn.Module, input_shape: Sequence[int]) -> Network:
                 f"supported; forward must be the same computation for every input. Supported: {SUPPORTED}."
             ) from error
         network = _Lowering(root, graph, like).run()
-        _check_same_function(network, module, input_shape)
+        check_same_function(network, module, input_shape)
     return network
 
 
@@ -104,6 +90,7 @@ class _Lowering:
     def __init__(self, module: nn.Module, graph: fx.Graph, like: Tensor):
         self.module, self.graph, self.like = module, graph, like
         self.interpreter = fx.Interpreter(module, graph=graph)
+        self.order = list(graph.nodes)
         self.values: dict[fx.Node, Any] = {}
         self.forms: dict[fx.Node, _Form] = {}
         self.stages: list[Stage] = []
@@ -216,14 +203,22 @@ class _Lowering:
         return self._constant(operand)
 
     def _constant(self, node: fx.Node) -> Any:
-        """A stored tensor or a number; one computed in forward is refused, as later training steps would not reach it."""
-        if isinstance(self.values[node], Tensor) and node.op != "get_attr" and self._comes_from_parameters(node):
-            raise rules.Refused("a tensor computed from parameters inside forward has no rule; use a parametrization")
+        """A stored tensor, or one of its views, or a number; what forward computes from them is refused.
+
+        A computed tensor would stay behind when training moves the parameters, carry rounding of the module's dtype, or be
+        random.
+        """
+        if isinstance(self.values[node], Tensor) and node.op != "get_attr" and not self._is_view_of_buffer(node):
+            raise rules.Refused(
+                "it uses a tensor that forward computes; store the result as a buffer or use a parametrization"
+            )
         return self.values[node]
 
-    def _comes_from_parameters(self, node: fx.Node) -> bool:
-        own = isinstance(self.values.get(node), nn.Parameter) or node.op == "call_module"
-        return own or any(self._comes_from_parameters(arg) for arg in node.all_input_nodes)
+    def _is_view_of_buffer(self, node: fx.Node) -> bool:
+        if node.op == "get_attr":
+            return not isinstance(self.values[node], nn.Parameter)
+        views = node.target in rules.RESHAPES or node.target in rules.VIEWS
+        return views and all(self._is_view_of_buffer(arg) for arg in node.all_input_nodes)
 
     def _step(self, node: fx.Node, inputs: list[fx.Node]) -> rules.Step:
         """The affine map or activation of a node with one input that depends on x."""
@@ -270,8 +265,13 @@ class _Lowering:
 
     def _refuse_overwriting(self, node: fx.Node, inputs: list[fx.Node]) -> None:
         """An in-place layer whose input somebody else reads computes something else than its graph shows."""
-        if inputs and self._in_place(node) and len(node.all_input_nodes[0].users) > 1:
-            raise self._unsupported(node, "it overwrites a value that another layer reads; use inplace=False")
+        if not inputs or not self._in_place(node):
+            return
+        later = set(self.order[self.order.index(node) + 1 :])
+        memory = _memory(self.values[node.all_input_nodes[0]])
+        for other, value in self.values.items():
+            if _memory(value) == memory and later & set(other.users):
+                raise self._unsupported(node, "it overwrites a value that another layer reads; use inplace=False")
 
     def _in_place(self, node: fx.Node) -> bool:
         if node.op == "call_module":
@@ -287,6 +287,11 @@ class _Lowering:
         elif not isinstance(node.target, str):
             kind = getattr(node.target, "__name__", kind)
         return UnsupportedLayer(f"{kind} at '{_path(node)}' is not supported: {why}. Supported: {SUPPORTED}.")
+
+
+def _memory(value: Any) -> int | None:
+    """Where the numbers of a tensor lie; None for anything else."""
+    return value.untyped_storage().data_ptr() if isinstance(value, Tensor) else None
 
 
 def _path(node: fx.Node) -> str:
@@ -312,85 +317,3 @@ def _reciprocal(op: LinearOp) -> Callable[[torch.dtype], Tensor]:
     assert isinstance(op, Diagonal)
     factor = op.factor
     return lambda dtype: factor(dtype).reciprocal()
-
-
-def unwrap(module: nn.Module) -> nn.Module:
-    """The user's module inside torch.compile or DataParallel."""
-    if isinstance(module, torch.jit.ScriptModule):
-        raise UnsupportedLayer("a TorchScript module cannot be traced; pass the original nn.Module")
-    if not isinstance(module, nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module, got {type(module).__name__}")
-    module = getattr(module, "_orig_mod", module)
-    parallel = (nn.DataParallel, nn.parallel.DistributedDataParallel)
-    return module.module if isinstance(module, parallel) else module
-
-
-def _example(module: nn.Module, input_shape: Sequence[int], batch: int, seed: int = 0) -> Tensor:
-    """Random samples in the dtype and on the device of the parameters."""
-    stored = [t for t in (*module.parameters(), *module.buffers()) if t.is_floating_point()]
-    dtype = stored[0].dtype if stored else torch.get_default_dtype()
-    device = stored[0].device if stored else torch.device("cpu")
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(batch, *input_shape, generator=generator).to(dtype=dtype, device=device)
-
-
-def _check_parameters(module: nn.Module) -> None:
-    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
-        if isinstance(tensor, (nn.UninitializedParameter, nn.UninitializedBuffer)):
-            raise ValueError(f"'{name}' has no values yet (a lazy layer); run the model once on an input first")
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            raise ValueError(f"'{name}' holds NaN or infinite values: nothing can be said about this network")
-
-
-def _check_no_hidden_code(module: nn.Module) -> None:
-    """Refuse what runs beside `forward` and is not seen in the graph."""
-    for name, layer in module.named_modules():
-        where = f"{type(layer).__name__} at '{name}'" if name else type(layer).__name__
-        if layer._forward_hooks or layer._forward_pre_hooks:
-            raise UnsupportedLayer(
-                f"{where} is not supported: it has forward hooks, which no rule can see. Remove them; for weight or "
-                f"spectral normalisation use torch.nn.utils.parametrizations. Supported: {SUPPORTED}."
-            )
-        if "forward" in vars(layer) or type(layer).__call__ is not nn.Module.__call__:
-            raise UnsupportedLayer(f"{where} is not supported: its forward was replaced. Supported: {SUPPORTED}.")
-        if type(layer).__name__ == "_SpectralNorm" and layer.training:
-            raise UnsupportedLayer(f"{where} changes its weight at every use in training mode; call model.eval() first.")
-
-
-def _check_one_input(module: nn.Module) -> None:
-    parameters = inspect.signature(module.forward).parameters.values()
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    needed = [p.name for p in parameters if p.kind in positional and p.default is inspect.Parameter.empty]
-    if len(needed) > 1:
-        inputs = ", ".join(needed)
-        raise UnsupportedLayer(f"{type(module).__name__} takes more than one input ({inputs}). Supported: one tensor.")
-
-
-def _check_same_function(network: Network, module: nn.Module, input_shape: Sequence[int]) -> None:
-    """The lowered network must compute what the module computes, in float64, on other samples and batch sizes."""
-    # A parametrized weight is computed in the module's own dtype, and its rounding is part of the network.
-    parametrized = any(is_parametrized(layer) for layer in module.modules())
-    tolerance = 1e3 * torch.finfo(_example(module, input_shape, 1).dtype).eps if parametrized else 1e-8
-    for size, spread in ((3, 1.0), (1, 10.0), (8, 0.1)):
-        x = _example(module, input_shape, batch=size, seed=size).double() * spread
-        try:
-            with torch.no_grad():
-                theirs, ours = _in_double(module, x.clone()), network(x)
-            same = theirs.shape == ours.shape and bool(((theirs - ours).abs() <= tolerance * ours.abs().max()).all())
-        except Exception as error:
-            raise UnsupportedLayer(
-                f"{type(module).__name__} fails on a batch of {size}: {error}. forward must work for every batch size and "
-                f"keep the first dimension as the batch. Supported: {SUPPORTED}."
-            ) from error
-        if not same:
-            raise UnsupportedLayer(
-                f"the lowered network does not compute what {type(module).__name__} computes. Layers that change their own "
-                f"state, random layers and code that depends on the batch are not supported. Supported: {SUPPORTED}."
-            )
-
-
-def _in_double(module: nn.Module, x: Tensor) -> Any:
-    """module(x) with every parameter and buffer in float64; the module itself stays as it is."""
-    stored = (*module.named_parameters(), *module.named_buffers())
-    doubled = {name: t.detach().double() if t.is_floating_point() else t.clone() for name, t in stored}
-    return torch.func.functional_call(module, doubled, (x,))

@@ -155,17 +155,19 @@ def _batch_norm(module: nn.BatchNorm2d, in_shape: torch.Size, like: Tensor) -> A
         raise Refused("batch norm without running statistics mixes the samples of a batch; keep them")
     shape = (-1, *[1] * (len(in_shape) - 1))
 
-    def factor(dtype: torch.dtype) -> Tensor:
+    def inverse(dtype: torch.dtype) -> Tensor:
         assert module.running_var is not None
-        inverse = (module.running_var.to(dtype) + module.eps).rsqrt()
-        return (inverse if module.weight is None else inverse * module.weight.to(dtype)).reshape(shape)
+        return (module.running_var.to(dtype) + module.eps).rsqrt().reshape(shape)
 
     def shift(dtype: torch.dtype) -> Tensor:
         assert module.running_mean is not None
         return -module.running_mean.to(dtype).reshape(shape)
 
+    op: LinearOp = Diagonal(inverse, in_shape)
+    if module.weight is not None:  # a factor of its own: the product of the two could underflow
+        op = compose(Diagonal(lambda dtype: module.weight.to(dtype).reshape(shape), in_shape), op)
     bias = None if module.bias is None else lambda dtype: module.bias.to(dtype).reshape(shape)
-    return Affine(Diagonal(factor, in_shape), bias, shift)
+    return Affine(op, bias, shift)
 
 
 @register_layer(Normalize)
@@ -206,6 +208,8 @@ RESHAPES: set[Any] = {
     *(torch.flatten, torch.reshape, torch.squeeze, torch.unsqueeze),
     *("flatten", "view", "reshape", "squeeze", "unsqueeze", "unflatten"),
 }
+#: Further views of a stored tensor; a value that depends on the input has no rule for them.
+VIEWS: set[Any] = {operator.getitem, "expand", "permute", "transpose", "t"}
 RESHAPE_MODULES: tuple[type[nn.Module], ...] = (nn.Flatten, nn.Unflatten)
 
 

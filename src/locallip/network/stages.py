@@ -10,6 +10,7 @@ from torch import Tensor
 
 from locallip.activations import Activation, Box, Varying
 from locallip.ops import LinearOp
+from locallip.rounding import floored
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,8 @@ class Offset:
 
     def magnitude(self, like: Tensor) -> Tensor | float:
         """At least the sum of absolute values that went into the offset: what its rounding is measured by."""
-        return sum((op.apply_abs(_expand(value(like.dtype), op).abs()) for op, value in self.parts), 0.0)
+        parts = [(op, _expand(value(like.dtype), op)) for op, value in self.parts]
+        return sum((op.apply_abs(floored(b.abs(), b != 0)) for op, b in parts), 0.0)
 
     @property
     def fan_in(self) -> int:

@@ -62,14 +62,15 @@ class ProvenRule(NormRule):
         with torch.no_grad():
             largest_row_sum = up(op.apply_abs(ones_into(op, like)).flatten(1).amax(1), 8 + op.fan_in)
             coarse = up(largest_row_sum * op.out_shape.numel() ** 0.5)  # ||A||_2 <= sqrt(rows) ||A||_inf
-            value = self.proven_norm(op, key, like)
+            value = self.proven_norm(op, key, like, coarse)
             value = torch.where(value.isnan(), float("inf"), value)
             ordinary = (largest_row_sum > 1e-60) & (largest_row_sum < 1e60)
             value = torch.where(ordinary, torch.minimum(value, coarse), coarse)
             return torch.where(coarse.isnan(), float("inf"), value)
 
     @abstractmethod
-    def proven_norm(self, op: Masked, key: NormKey, like: Tensor) -> Tensor: ...
+    def proven_norm(self, op: Masked, key: NormKey, like: Tensor, coarse: Tensor) -> Tensor:
+        """The bound, (B,); `coarse` (B,) is at least the norm of |A|, which the rounding of A v is measured by."""
 
 
 class Noise:

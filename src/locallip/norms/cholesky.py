@@ -38,7 +38,7 @@ class CholeskyNorm(ProvenRule):
                 f"(its smaller side may have {self.dense_limit} units); use guarantee='high_probability'"
             )
 
-    def proven_norm(self, op: Masked, key: NormKey, like: Tensor) -> Tensor:
+    def proven_norm(self, op: Masked, key: NormKey, like: Tensor, coarse: Tensor) -> Tensor:
         self.check_size(op, key)
         dtype, like = like.dtype, like.double()
         matrix, absolute = op.base.materialize(like), op.base.materialize_abs(like)

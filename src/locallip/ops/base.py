@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -48,13 +48,13 @@ class LinearOp(ABC):
 
     def materialize(self, like: Tensor) -> Tensor:
         """The matrix, (out_numel, in_numel), in the dtype and on the device of `like`."""
-        columns = torch.eye(self.in_shape.numel(), dtype=like.dtype, device=like.device)
-        return self.apply(columns.reshape(-1, *self.in_shape)).flatten(1).T
+        if self.out_shape.numel() < self.in_shape.numel():
+            return _images_of_units(self.adjoint, self.out_shape, like)
+        return _images_of_units(self.apply, self.in_shape, like).T
 
     def materialize_abs(self, like: Tensor) -> Tensor:
         """|W| or larger, entry by entry, (out_numel, in_numel)."""
-        columns = torch.eye(self.in_shape.numel(), dtype=like.dtype, device=like.device)
-        return self.apply_abs(columns.reshape(-1, *self.in_shape)).flatten(1).T
+        return self.materialize(like).abs()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({tuple(self.in_shape)} -> {tuple(self.out_shape)})"
@@ -114,6 +114,9 @@ class Compose(LinearOp):
             return self.outer.row_norms(inner)
         return self.outer.apply_abs(inner)
 
+    def materialize_abs(self, like: Tensor) -> Tensor:
+        return _images_of_units(self.apply_abs, self.in_shape, like).T
+
     def smallest(self) -> float:
         return self.outer.smallest() + self.inner.smallest()
 
@@ -139,6 +142,9 @@ class Sum(LinearOp):
 
     def row_norms(self, cols: Tensor) -> Tensor:
         return total([part.row_norms(cols) for part in self.parts])
+
+    def materialize_abs(self, like: Tensor) -> Tensor:
+        return total([part.materialize_abs(like) for part in self.parts])
 
     def smallest(self) -> float:
         return min(part.smallest() for part in self.parts)
@@ -192,6 +198,18 @@ def compose(outer: LinearOp, inner: LinearOp) -> LinearOp:
     if isinstance(inner, Identity):
         return outer
     return Compose(outer, inner)
+
+
+def _images_of_units(apply: Callable[[Tensor], Tensor], shape: torch.Size, like: Tensor) -> Tensor:
+    """The image of every unit vector, one per row, in blocks so that the unit vectors themselves fit into memory."""
+    n = shape.numel()
+    block = max(1, 2**24 // n)
+    images = []
+    for start in range(0, n, block):
+        units = torch.zeros(min(block, n - start), n, dtype=like.dtype, device=like.device)
+        units.diagonal(start).fill_(1)
+        images.append(apply(units.reshape(-1, *shape)).flatten(1))
+    return torch.cat(images)
 
 
 def smallest_entry(values: Tensor) -> float:

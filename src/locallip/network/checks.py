@@ -1,0 +1,141 @@
+"""What is looked at before and after lowering: wrappers, parameters, hidden code, and whether both compute the same."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
+
+from locallip.network.stages import Network
+
+SUPPORTED = (
+    "Linear, Conv1d/2d/3d, AvgPool1d/2d, AdaptiveAvgPool with equal windows, Flatten and reshapes, BatchNorm and Dropout "
+    "in eval mode, locallip.Normalize, Identity, +, -, scaling by a stored number or tensor; ReLU, locallip.ReLUTheta, "
+    "ReLU6, Hardtanh, LeakyReLU, ELU, Tanh, Sigmoid, Softplus, locallip.MaxMin, locallip.ClippedMaxMin, MaxPool2d with "
+    "disjoint windows"
+)
+
+
+class UnsupportedLayer(ValueError):
+    """A layer for which no sound bound is known here. The message names it and says what is supported."""
+
+
+def unwrap(module: nn.Module) -> nn.Module:
+    """The user's module inside torch.compile or DataParallel."""
+    if isinstance(module, torch.jit.ScriptModule):
+        raise UnsupportedLayer("a TorchScript module cannot be traced; pass the original nn.Module")
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(module).__name__}")
+    wrapped = "_orig_mod" if type(module) is torch._dynamo.eval_frame.OptimizedModule else "module"
+    if wrapped == "_orig_mod" or type(module) in (nn.DataParallel, nn.parallel.DistributedDataParallel):
+        if module._forward_hooks or module._forward_pre_hooks:
+            raise UnsupportedLayer(f"{type(module).__name__} has forward hooks, which no rule can see. Supported: none.")
+        return unwrap(getattr(module, wrapped))
+    return module
+
+
+def check_module(module: nn.Module) -> None:
+    """Refuse what tracing cannot see or the bound cannot use."""
+    _check_parameters(module)
+    _check_no_hidden_code(module)
+    _check_parametrizations(module)
+    _check_one_input(module)
+
+
+def example(module: nn.Module, input_shape: Sequence[int], batch: int, seed: int = 0) -> Tensor:
+    """Random samples in the dtype and on the device of the parameters."""
+    stored = [t for t in (*module.parameters(), *module.buffers()) if t.is_floating_point()]
+    dtype = stored[0].dtype if stored else torch.get_default_dtype()
+    device = stored[0].device if stored else torch.device("cpu")
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(batch, *input_shape, generator=generator).to(dtype=dtype, device=device)
+
+
+def _check_parameters(module: nn.Module) -> None:
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if isinstance(tensor, (nn.UninitializedParameter, nn.UninitializedBuffer)):
+            raise ValueError(f"'{name}' has no values yet (a lazy layer); run the model once on an input first")
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise ValueError(f"'{name}' holds NaN or infinite values: nothing can be said about this network")
+
+
+def _check_no_hidden_code(module: nn.Module) -> None:
+    """Refuse what runs beside `forward` and is not seen in the graph."""
+    everywhere = nn.modules.module
+    if everywhere._global_forward_hooks or everywhere._global_forward_pre_hooks:
+        raise UnsupportedLayer("a global forward hook is registered, which no rule can see; remove it. Supported: none.")
+    for name, layer in module.named_modules():
+        where = f"{type(layer).__name__} at '{name}'" if name else type(layer).__name__
+        if layer._forward_hooks or layer._forward_pre_hooks:
+            raise UnsupportedLayer(
+                f"{where} is not supported: it has forward hooks, which no rule can see. Remove them; for weight or "
+                f"spectral normalisation use torch.nn.utils.parametrizations. Supported: {SUPPORTED}."
+            )
+        calls = ("__call__", "_call_impl", "_wrapped_call_impl")
+        replaced = any(getattr(type(layer), call) is not getattr(nn.Module, call) or call in vars(layer) for call in calls)
+        if "forward" in vars(layer) or replaced:
+            raise UnsupportedLayer(f"{where} is not supported: its forward was replaced. Supported: {SUPPORTED}.")
+        if type(layer).__name__ == "_SpectralNorm" and layer.training:
+            raise UnsupportedLayer(f"{where} changes its weight at every use in training mode; call model.eval() first.")
+
+
+def _check_parametrizations(module: nn.Module) -> None:
+    """A parametrized tensor must be the same at every reading."""
+    for name, layer in module.named_modules():
+        for tensor in getattr(layer, "parametrizations", {}):
+            with torch.no_grad():
+                first, second = getattr(layer, tensor), getattr(layer, tensor)
+            if not torch.equal(first, second):
+                where = f"{name}.{tensor}".lstrip(".")
+                raise UnsupportedLayer(
+                    f"'{where}' is another tensor at every reading. Supported: parametrizations without state."
+                )
+
+
+def _check_one_input(module: nn.Module) -> None:
+    parameters = inspect.signature(module.forward).parameters.values()
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    needed = [p.name for p in parameters if p.kind in positional and p.default is inspect.Parameter.empty]
+    if len(needed) > 1:
+        inputs = ", ".join(needed)
+        raise UnsupportedLayer(f"{type(module).__name__} takes more than one input ({inputs}). Supported: one tensor.")
+
+
+def check_same_function(network: Network, module: nn.Module, input_shape: Sequence[int]) -> None:
+    """The lowered network must compute what the module computes, in float64, on other samples and batch sizes."""
+    # A parametrized weight is computed in the module's own dtype, and its rounding is part of the network.
+    parametrized = any(is_parametrized(layer) for layer in module.modules())
+    tolerance = 1e3 * torch.finfo(example(module, input_shape, 1).dtype).eps if parametrized else 1e-8
+    for size, spread in ((3, 1.0), (1, 10.0), (8, 0.1)):
+        x = example(module, input_shape, batch=size, seed=size).double() * spread
+        try:
+            with torch.no_grad():
+                theirs, ours = _in_double(module, x.clone()), network(x)
+            same = theirs.shape == ours.shape and _close(theirs.flatten(1), ours.flatten(1), tolerance)
+        except Exception as error:
+            raise UnsupportedLayer(
+                f"{type(module).__name__} fails on a batch of {size}: {error}. forward must work for every batch size and "
+                f"keep the first dimension as the batch. Supported: {SUPPORTED}."
+            ) from error
+        if not same:
+            raise UnsupportedLayer(
+                f"the lowered network does not compute what {type(module).__name__} computes. Layers that change their own "
+                f"state, random layers and code that depends on the batch are not supported. Supported: {SUPPORTED}."
+            )
+
+
+def _close(theirs: Tensor, ours: Tensor, tolerance: float) -> bool:
+    """Every output against its own size over the batch, so that one large logit does not hide the others."""
+    allowed = tolerance * ours.abs().amax(0) + 1e-13 * ours.abs().max()
+    return bool(((theirs - ours).abs() <= allowed).all())
+
+
+def _in_double(module: nn.Module, x: Tensor) -> Any:
+    """module(x) with every parameter and buffer in float64; the module itself stays as it is."""
+    stored = (*module.named_parameters(), *module.named_buffers())
+    doubled = {name: t.detach().double() if t.is_floating_point() else t.clone() for name, t in stored}
+    return torch.func.functional_call(module, doubled, (x,))
