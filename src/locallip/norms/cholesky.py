@@ -93,7 +93,10 @@ def _largest_eigenvalue(gram: Tensor) -> Tensor:
     if len(gram) <= 128:
         return torch.linalg.eigvalsh(gram)[-1].clamp(min=0)
     generator = torch.Generator(gram.device).manual_seed(0)
-    start = torch.randn(1, len(gram), dtype=gram.dtype, device=gram.device, generator=generator)
-    process = Lanczos(lambda q: q @ gram, start, 200, orthogonalize=True)
+
+    def noise() -> Tensor:
+        return torch.randn(1, len(gram), dtype=gram.dtype, device=gram.device, generator=generator)
+
+    process = Lanczos(lambda q: q @ gram, noise, 200, orthogonalize=True)
     process.run(min(200, len(gram)))
     return process.ritz_values()[0, -1].clamp(min=0)

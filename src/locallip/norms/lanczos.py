@@ -65,15 +65,15 @@ class LanczosNorm(ProvenRule):
 
     def _bound(self, op: Masked, n: int, like: Tensor) -> Tensor:
         gram, support = gram_operator(op, like)
-        noise = self._noise(support.shape, like.double())
-        orthogonalize = n <= ORTHOGONAL_LIMIT
-        process = Lanczos(gram, noise * support, min(self.max_steps, n), orthogonalize=orthogonalize)
-        bound = theta = torch.zeros(len(support), dtype=torch.float64, device=like.device)
-        checkpoints = _checkpoints(min(self.max_steps, n))
+        last = min(self.max_steps, n)
+        checkpoints = _checkpoints(last)
+        process = Lanczos(
+            gram, lambda: self._noise(support.shape, like.double()) * support, last, orthogonalize=n <= ORTHOGONAL_LIMIT
+        )
         for steps in checkpoints:
             process.run(steps)
             theta, bound = self._upper(process, n, looks=len(checkpoints))
-            if orthogonalize:
+            if process.orthogonal:
                 bound = torch.where(support.sum(1) <= steps, theta, bound)
             if bool(((bound <= theta * (1 + self.rtol) ** 2) | bound.isnan()).all()):
                 break
@@ -90,24 +90,31 @@ class LanczosNorm(ProvenRule):
         smallest_overlap = half * math.sqrt(math.pi / (2 * n))
         floor = 4 * torch.finfo(torch.float64).eps * theta[:, None]
         log_product = torch.maximum(process.beta, floor).log().sum(1) - math.log(smallest_overlap)
-        return theta, torch.minimum(prior, _largest_root(ritz, log_product))
+        posterior = torch.minimum(prior, _largest_root(ritz, log_product))
+        # Behind a restart the coefficients no longer belong to the first start alone, which the second bound is about.
+        return theta, torch.where(process.restarted, prior, posterior)
 
 
 class Lanczos:
-    """The Lanczos process for a batch of symmetric maps; `start` is (B, n).
+    """The Lanczos process for a batch of symmetric maps; `noise()` gives random vectors (B, n) of the space.
 
-    `orthogonalize` keeps the whole basis orthogonal to working precision, at the price of storing it. Without it the
-    computed coefficients are those of an exact process on a larger matrix with eigenvalues in tiny intervals around the
-    true ones and the same weights of the start vector (Greenbaum 1989), so both bounds above still apply.
+    `orthogonalize` keeps the whole basis orthogonal to working precision, at the price of storing it, and starts afresh in
+    its complement where the Krylov space is exhausted, so that after n steps the basis is complete. Without it the computed
+    coefficients are those of an exact process on a larger matrix with eigenvalues in tiny intervals around the true ones and
+    the same weights of the start vector (Greenbaum 1989), so both bounds above still apply.
     """
 
-    def __init__(self, gram: Callable[[Tensor], Tensor], start: Tensor, max_steps: int, *, orthogonalize: bool):
-        self.gram, self.steps = gram, 0
+    def __init__(
+        self, gram: Callable[[Tensor], Tensor], noise: Callable[[], Tensor], max_steps: int, *, orthogonalize: bool
+    ):
+        self.gram, self.noise, self.steps, self.orthogonal = gram, noise, 0, orthogonalize
+        start = noise()
         batch, n = start.shape
-        self._basis = start.new_empty(batch, max_steps, n) if orthogonalize else None
+        self._basis = start.new_zeros(batch, max_steps, n) if orthogonalize else None
         self._alpha = start.new_zeros(batch, max_steps)
         self._beta = start.new_zeros(batch, max_steps)
         self._last, self._next = torch.zeros_like(start), _unit_rows(start)
+        self.restarted = torch.zeros(batch, dtype=torch.bool, device=start.device)
 
     def run(self, steps: int) -> None:
         """Go on until `steps` steps are done."""
@@ -119,12 +126,24 @@ class Lanczos:
             w = w - self._alpha[:, k, None] * self._next
             if self._basis is not None:
                 self._basis[:, k] = self._next
-                basis = self._basis[:, : k + 1]
-                for _ in range(2):  # twice is enough for orthogonality to working precision
-                    w = w - torch.bmm(basis.transpose(1, 2), torch.bmm(basis, w[:, :, None]))[:, :, 0]
-            self._beta[:, k] = w.norm(dim=1)
+                w = self._restart(_complement(w, self._basis[:, : k + 1]), k)
+            else:
+                self._beta[:, k] = w.norm(dim=1)
             self._last, self._next = self._next, _unit_rows(w)
         self.steps = steps
+
+    def _restart(self, w: Tensor, k: int) -> Tensor:
+        """w where it leads out of the space so far; a random vector of the complement, uncoupled, where it does not."""
+        assert self._basis is not None
+        length = w.norm(dim=1)
+        done = length <= 1e-10 * self._alpha[:, : k + 1].abs().amax(1)
+        self._beta[:, k] = torch.where(done, 0.0, length)
+        if not bool(done.any()):
+            return w
+        self.restarted = self.restarted | done
+        fresh = _complement(self.noise(), self._basis[:, : k + 1])
+        nothing_left = fresh.norm(dim=1) <= 1e-8
+        return torch.where(done[:, None], fresh.masked_fill(nothing_left[:, None], 0.0), w)
 
     @property
     def beta(self) -> Tensor:
@@ -154,6 +173,13 @@ def gram_operator(op: Masked, like: Tensor) -> tuple[Callable[[Tensor], Tensor],
         return (op.adjoint(op.apply(v)) if narrow_input else op.apply(op.adjoint(v))).flatten(1)
 
     return gram, support
+
+
+def _complement(w: Tensor, basis: Tensor) -> Tensor:
+    """w (B, n) without its components along the rows of basis (B, k, n); twice is enough for working precision."""
+    for _ in range(2):
+        w = w - torch.bmm(basis.transpose(1, 2), torch.bmm(basis, w[:, :, None]))[:, :, 0]
+    return w
 
 
 def _checkpoints(last: int) -> list[int]:
