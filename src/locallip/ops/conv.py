@@ -18,7 +18,8 @@ _CONV_TRANSPOSE = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_trans
 class Conv(LinearOp):
     """v -> conv(v, W) with zero padding given per side: `padding[d] = (before, after)`.
 
-    The adjoint is the transposed convolution with the output padding that restores the input size, so in-sizes that the
+    The adjoint is the convolution with the turned kernel where the stride is 1 (in float64 on a GPU much faster than the
+    transposed one), else the transposed convolution with the output padding that restores the input size, so in-sizes that the
     stride does not divide are exact too.
     """
 
@@ -40,42 +41,51 @@ class Conv(LinearOp):
         padded = [n + a + b for n, (a, b) in zip(in_shape[1:], padding, strict=True)]
         rest = [n - e for n, e in zip(padded, extent, strict=True)]
         self.out_shape = torch.Size((out_channels, *(n // s + 1 for n, s in zip(rest, stride, strict=True))))
-        # Unequal sides ("same" with an even kernel) are padded by hand, equal ones inside the convolution.
-        self._inside = [a if a == b else 0 for a, b in padding]
-        self._by_hand = [(0, 0) if a == b else (a, b) for a, b in padding]
+        self._sides = list(padding)
         self._output_padding = [n % s for n, s in zip(rest, stride, strict=True)]
+        # With stride 1 the adjoint is a convolution too, with the kernel turned round; it needs no more padding than this.
+        self._adjoint_sides = [(e - 1 - a, e - 1 - b) for e, (a, b) in zip(extent, padding, strict=True)]
+        self._turns = all(s == 1 for s in stride) and all(min(pair) >= 0 for pair in self._adjoint_sides)
         self.disjoint_rows = out_channels == groups and all(s >= e for s, e in zip(stride, extent, strict=True))
         self.fan_in = int(group_channels * torch.Size(kernel).numel())
 
-    def _convolve(self, v: Tensor, weight: Tensor) -> Tensor:
-        if any(sum(pair) for pair in self._by_hand):
-            v = F.pad(v, [n for pair in reversed(self._by_hand) for n in pair])
-        return _CONV[self._dims](v, weight, None, self.stride, self._inside, self.dilation, self.groups)
+    def _convolve(self, v: Tensor, weight: Tensor, sides: Sequence[tuple[int, int]], stride: Sequence[int]) -> Tensor:
+        """Zero padding per side, then a convolution; unequal sides ("same" with an even kernel) are padded by hand."""
+        inside = [a if a == b else 0 for a, b in sides]
+        if any(a != b for a, b in sides):
+            v = F.pad(v, [n for a, b in reversed(sides) for n in ((0, 0) if a == b else (a, b))])
+        return _CONV[self._dims](v, weight, None, stride, inside, self.dilation, self.groups)
+
+    def _forward(self, v: Tensor, weight: Tensor) -> Tensor:
+        return self._convolve(v, weight, self._sides, self.stride)
 
     def apply(self, v: Tensor) -> Tensor:
-        return self._convolve(v, self.weight().to(v.dtype))
+        return self._forward(v, self.weight().to(v.dtype))
 
     def adjoint(self, w: Tensor) -> Tensor:
-        v = _CONV_TRANSPOSE[self._dims](
-            w,
-            self.weight().to(w.dtype),
-            None,
-            self.stride,
-            self._inside,
-            self._output_padding,
-            self.groups,
-            self.dilation,
-        )
-        for d, (before, after) in enumerate(self._by_hand, start=2):
-            v = v.narrow(d, before, v.shape[d] - before - after)
+        weight = self.weight().to(w.dtype)
+        if self._turns:
+            return self._convolve(w, self._turned(weight), self._adjoint_sides, self.stride)
+        inside = [a if a == b else 0 for a, b in self._sides]
+        geometry = (self.stride, inside, self._output_padding, self.groups, self.dilation)
+        v = _CONV_TRANSPOSE[self._dims](w, weight, None, *geometry)
+        for d, (before, after) in enumerate(self._sides, start=2):
+            if before != after:
+                v = v.narrow(d, before, v.shape[d] - before - after)
         return v
 
+    def _turned(self, weight: Tensor) -> Tensor:
+        """The kernel of the adjoint: turned round in space, input and output channels exchanged within each group."""
+        out, group_in, *kernel = weight.shape
+        grouped = weight.reshape(self.groups, out // self.groups, group_in, *kernel).transpose(1, 2)
+        return grouped.flip(list(range(3, grouped.dim()))).reshape(self.groups * group_in, out // self.groups, *kernel)
+
     def apply_abs(self, r: Tensor) -> Tensor:
-        return self._convolve(r, self.weight().to(r.dtype).abs())
+        return self._forward(r, self.weight().to(r.dtype).abs())
 
     def row_norms(self, cols: Tensor) -> Tensor:
         """One convolution of the squared mask with W**2: never looser than the filter norm, and right at the borders."""
-        return root(self._convolve(cols.square(), self.weight().to(cols.dtype).square()))
+        return root(self._forward(cols.square(), self.weight().to(cols.dtype).square()))
 
     def smallest(self) -> float:
         return smallest_entry(self.weight())
