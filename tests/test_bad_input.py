@@ -255,7 +255,7 @@ def test_layer_too_large_for_a_deterministic_proof():
         nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 16, 3, padding=1), nn.ReLU(), nn.Flatten()
     )
     model.append(nn.Linear(16 * 32 * 32, 2))
-    with pytest.raises(ll.LayerTooLarge, match=r"'3'.*guarantee='high_probability'"):
+    with pytest.raises(ll.LayerTooLarge, match=r"'2'.*guarantee='high_probability'"):
         ll.certify(model, torch.zeros(1, 3, 32, 32), torch.tensor([0]), 0.1, guarantee="deterministic")
 
 

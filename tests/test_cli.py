@@ -54,8 +54,8 @@ def test_help_of_the_demo_lists_its_options():
         (["dmeo"], "demo"),
         (["demo", "--epoch", "3"], "--epochs"),
         (["demo", "--eps", "large"], "--eps"),
-        (["demo", "--eps", "-1"], "--eps must be a positive number"),
-        (["demo", "--eps", "nan"], "--eps must be a positive number"),
+        (["demo", "--eps", "-1"], "--eps: eps must be finite and at least 0"),
+        (["demo", "--eps", "nan"], "--eps: eps 'nan' is neither a number nor a fraction"),
         (["demo", "--epochs", "0"], "--epochs must be at least 1"),
         (["demo", "--limit", "10001"], "--limit must be between 1 and 10000"),
         (["demo", "--images", "0"], "--images must be between 1 and 10000"),
@@ -73,7 +73,7 @@ def test_without_the_extra_one_line_says_what_to_install():
     done = call("demo", code=WITHOUT_TYRO)
     assert done.returncode == 1
     assert done.stderr.strip().splitlines() == [
-        "locallip: the command line needs the extra 'cli': pip install 'locallip[cli]'"
+        "locallip: the command line needs the extra 'cli': pip install 'locallip[cli]', or '.[cli]' in a clone"
     ]
 
 

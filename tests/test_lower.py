@@ -434,9 +434,7 @@ REFUSED = {
     ),
     "falling LeakyReLU": (lambda: inside(nn.LeakyReLU(-0.5)), ["LeakyReLU", "'1.1'"]),
     "jumping Softplus": (lambda: inside(nn.Softplus(threshold=1)), ["Softplus", "'1.1'", "threshold"]),
-    "MaxMin of three": (lambda: inside(ll.MaxMin(), (3,)), ["MaxMin", "'1.1'", "even"]),
     "flatten with the batch": (lambda: inside(nn.Flatten(0)), ["Flatten", "'1.1'", "batch"]),
-    "wrong width": (lambda: inside(nn.Linear(5, 2)), ["Linear", "'1.1'"]),
     # operations, by name
     "x * x": (lambda: keeps_batch(lambda m, x: x * x), ["mul"]),
     "x / x": (lambda: keeps_batch(lambda m, x: x / (x + 9)), ["div"]),
@@ -489,6 +487,12 @@ REFUSED = {
     "unflattened batch": (lambda: keeps_batch(lambda m, x: x.unflatten(0, (2, 1)).flatten(1)), []),
     "noise": (lambda: keeps_batch(lambda m, x: x + torch.randn(6)), []),
 }
+
+
+@pytest.mark.parametrize(("layer", "shape", "word"), [(ll.MaxMin(), (3,), "even"), (nn.Linear(5, 2), (6,), "multiplied")])
+def test_a_shape_that_the_model_does_not_accept_is_named(layer, shape, word):
+    with pytest.raises(ValueError, match=rf"does not accept samples of shape \({shape[0]},\).*'1.1'.*{word}"):
+        ll.lower(inside(layer, shape)[0], shape)
 
 
 @pytest.mark.parametrize("name", REFUSED)

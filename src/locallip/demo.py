@@ -25,7 +25,7 @@ from locallip.norms import PowerNorm, WarmStarts
 Say = Callable[..., None]
 DOMAIN = (0.0, 1.0)
 NEXT_STEPS = """  Your own network:  import locallip as ll; print(ll.certify(model, x, y, eps=0.5))
-  Another radius:    locallip demo --eps 1.0 --epochs 30     (all options: locallip demo --help)"""
+  Another radius:    locallip demo --eps 1.0 --epochs 30, some minutes     (all options: locallip demo --help)"""
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,10 @@ def run(eps: float, epochs: int, seed: int, limit: int, images: int) -> Certific
         x, y = _pixels("train", images)
         say("Training", "bold")
         size = num_parameters(model)
-        say(f"  A ReLU-theta network of {size:,} parameters learns {len(x):,} handwritten digits (MNIST) with the local")
-        say(f"  Lipschitz bound: no change of the pixels (0 to 1) of l2 norm up to eps = {eps:g} shall change its answer.\n")
+        say(f"  A network of {size:,} parameters learns {len(x):,} handwritten digits (MNIST) with the local bound.")
+        say("  Its activation is ReLU-theta, a ReLU cut off at a height that is learned. The aim: no change of the pixels")
+        say(f"  (0 to 1) of l2 norm up to eps = {eps:g} changes its answer. Training goes to {RECIPE.overshoot} times that;")
+        say("  clean and robust accuracy are those on the training images while eps grows.\n")
         train(model, x, y, eps, epochs, say)
     # Another stream of random numbers than the one behind the weights: the proof wants its starts independent of them.
     return report(model, *_pixels("test", limit), eps, seed + 1_000_003, say)
@@ -116,6 +118,7 @@ def _loss(
 def report(model: nn.Module, x: Tensor, y: Tensor, eps: float, seed: int, say: Say) -> Certificate:
     """Certify x (N, 1, 28, 28) and print accuracies, bounds and a few of the images."""
     say("\nCertifying", "bold")
+    say(f"  {len(x):,} test images, some tens of milliseconds each ...")
     begin = time.perf_counter()
     result = certify(model, x, y, eps, input_domain=DOMAIN, seed=seed)
     seconds = time.perf_counter() - begin
@@ -125,7 +128,7 @@ def report(model: nn.Module, x: Tensor, y: Tensor, eps: float, seed: int, say: S
     clean, certified = 1 - share[Verdict.MISCLASSIFIED], share[Verdict.CERTIFIED]
     by_global = result.decided_by.count("global bound") / len(x)
     say(f"  clean accuracy      {clean:6.1%}   right on the image itself")
-    say(f"  attacked accuracy   {clean - share[Verdict.ATTACKED]:6.1%}   no attack found (PGD, 20 steps)")
+    say(f"  attacked accuracy   {clean - share[Verdict.ATTACKED]:6.1%}   right, and an attack (PGD, 20 steps) found nothing")
     say(f"  certified accuracy  {certified:6.1%}   proved: no attack of this size exists", "bold")
     say(f"    the same proof with the global bound in place of the local one: {by_global:.1%}\n")
     _compare_bounds(model, x, result, seed, say)
@@ -143,7 +146,9 @@ def _compare_bounds(model: nn.Module, x: Tensor, result: Certificate, seed: int,
     say(f"  Lipschitz bound     global {general:.2f} for all images")
     if len(local):
         mean = float(local.mean())
-        say(f"                      local  {mean:.2f}, mean of {len(local)} images: {general / mean:.1f} times smaller")
+        times = f"{general / mean:.1f} times smaller"
+        say(f"                      local  {mean:.2f}, {times}: mean of the {len(local)} images that needed it;")
+        say("                      the global bound or the attack decided the others")
 
 
 def _show_examples(model: nn.Module, x: Tensor, y: Tensor, result: Certificate, seed: int, say: Say) -> None:

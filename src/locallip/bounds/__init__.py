@@ -8,6 +8,7 @@ from locallip.bounds.propagate import (
     Region,
     Trace,
     global_bound,
+    norm_keys,
     propagate,
 )
 
@@ -20,6 +21,7 @@ __all__ = [
     "Trace",
     "WorstLogits",
     "global_bound",
+    "norm_keys",
     "propagate",
     "support",
     "worst_logits",

@@ -85,7 +85,7 @@ class CeilingNorm(NormRule):
 
 def norm_keys(stage: Stage, index: int) -> dict[int, NormKey]:
     """The key of each term of a stage, by source."""
-    return {source: NormKey(index, source, stage.name) for source in stage.terms}
+    return {source: NormKey(index, source, stage.layers.get(source, stage.name)) for source in stage.terms}
 
 
 def global_bound(network: Network, norm: NormRule, like: Tensor, *, outward: bool = False) -> GlobalBound:

@@ -26,13 +26,16 @@ class Verdict(str, Enum):
     def __str__(self) -> str:
         return self.value
 
+    __repr__ = __str__
+
 
 @dataclass(frozen=True)
 class Certificate:
     """Verdicts for a batch and what they rest on.
 
     verdicts and decided_by have one entry per input; margin (B,) is the proved lead of the label on the ball and
-    lipschitz (B,) the bound behind it, NaN where the deciding check computed none. Under ESTIMATE nothing is proved.
+    lipschitz (B,) the bound behind it, NaN where the deciding check computed none. Under ESTIMATE, which is only there when
+    asked for by name, CERTIFIED says that the estimate found no violation, and nothing is proved.
     """
 
     verdicts: list[Verdict]
@@ -76,11 +79,14 @@ def certify(
 ) -> Certificate:
     """Is the prediction of `model` y[i] at every x' with ||x' - x[i]||_2 <= eps? One verdict per input.
 
-    CERTIFIED: yes, under `guarantee`. MISCLASSIFIED: not even at x. ATTACKED: an x' in the ball was found that is classified
-    otherwise. UNKNOWN: none of these was shown; ties and numbers that are not finite end here. `attack_steps=0` leaves the
-    attack out. The statement is about the network in real arithmetic with the stored weights (docs/soundness.md).
+    CERTIFIED: yes, under `guarantee` ("estimate" proves nothing). MISCLASSIFIED: not even at x. ATTACKED: an x' in the ball
+    was found that is classified otherwise. UNKNOWN: none of these was shown; ties and numbers that are not finite end here.
+    `attack_steps=0` leaves the attack out. The statement is about the network in real arithmetic with the stored weights
+    (docs/soundness.md).
     """
     check_batch_size(batch_size)
+    if attack_steps < 0:
+        raise ValueError(f"attack_steps must be at least 0, got {attack_steps}")
     x = as_batch(x, model, input_domain)
     radii = as_eps(eps, len(x), x.device)
     prover = Prover(
@@ -106,7 +112,8 @@ def certify(
 def number_of_classes(prover: Prover) -> int:
     shape = prover.network.output_shape
     if len(shape) != 1 or shape[0] < 2:
-        raise ValueError(f"a classifier returns (B, classes) with at least 2 classes; this model returns (B, {shape})")
+        found = ", ".join(["B", *map(str, shape)])
+        raise ValueError(f"a classifier returns (B, classes) with at least 2 classes; this model returns ({found})")
     return shape[0]
 
 

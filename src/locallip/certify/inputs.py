@@ -54,16 +54,21 @@ def as_batch(x: object, model: nn.Module, input_domain: tuple[float, float] | No
     """The samples in float64 on the model's device; shape is checked when the network is lowered."""
     check_model(model)
     if not isinstance(x, Tensor):
-        raise TypeError(f"x must be a torch.Tensor, got {type(x).__name__}")
+        hint = "; use torch.from_numpy(x)" if type(x).__module__ == "numpy" else ""
+        raise TypeError(f"x must be a torch.Tensor, got {type(x).__name__}{hint}")
     if not x.is_floating_point():
-        raise TypeError(f"x must hold floating-point numbers in the model's input space, got {x.dtype}")
+        hint = "; for pixels use x.float() / 255" if x.dtype == torch.uint8 else ""
+        raise TypeError(f"x must hold floating-point numbers in the model's input space, got {x.dtype}{hint}")
     if x.dim() < 2:
         raise ValueError(f"x must be a batch (B, ...), got shape {tuple(x.shape)}; use x[None] for one sample")
     device = next((p.device for p in model.parameters()), x.device)
     if device != x.device:
         raise ValueError(f"x is on {x.device}, the model on {device}; move one of them")
     if input_domain is not None:
-        low, high = input_domain
+        try:
+            low, high = (float(end) for end in input_domain)
+        except (TypeError, ValueError):
+            raise ValueError(f"input_domain must be two numbers (low, high), got {input_domain!r}") from None
         if not low < high:
             raise ValueError(f"input_domain must be (low, high) with low < high, got {input_domain}")
         if bool(((x.double() < low) | (x.double() > high)).any()):
@@ -77,7 +82,8 @@ def as_labels(y: Tensor | Sequence[int], batch: int, classes: int, device: torch
     except (TypeError, ValueError, RuntimeError):
         raise ValueError(f"y must be {batch} integer labels, got {type(y).__name__}") from None
     if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool or y.shape != (batch,):
-        raise ValueError(f"y must be {batch} integer labels, got {y.dtype} of shape {tuple(y.shape)}")
+        hint = "; use y.squeeze(1)" if y.shape == (batch, 1) else ""
+        raise ValueError(f"y must be {batch} integer labels, got {y.dtype} of shape {tuple(y.shape)}{hint}")
     if batch and (int(y.min()) < 0 or int(y.max()) >= classes):
         raise ValueError(f"labels must lie in 0..{classes - 1}, got {int(y.min())}..{int(y.max())}")
     return y.to(device=device, dtype=torch.long)
@@ -86,6 +92,21 @@ def as_labels(y: Tensor | Sequence[int], batch: int, classes: int, device: torch
 def check_model(model: object) -> None:
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+
+
+def check_shape(shape: object) -> None:
+    if isinstance(shape, Tensor) or not isinstance(shape, Sequence) or not all(isinstance(n, int) and n > 0 for n in shape):
+        what = f"a tensor of shape {tuple(shape.shape)}" if isinstance(shape, Tensor) else repr(shape)
+        raise ValueError(f"input_shape must be the shape of one sample, such as (3, 32, 32), without batch; got {what}")
+
+
+def check_numbers(failure_prob: object, power_steps: object, seed: object) -> None:
+    if not isinstance(failure_prob, numbers.Real) or not 0 < float(failure_prob) < 1:
+        raise ValueError(f"failure_prob must be a number between 0 and 1, got {failure_prob!r}")
+    if not isinstance(power_steps, int) or power_steps < 1:
+        raise ValueError(f"power_steps must be a whole number of at least 1, got {power_steps!r}")
+    if seed is not None and not isinstance(seed, int):
+        raise ValueError(f"seed must be a whole number or None, got {seed!r}")
 
 
 def check_batch_size(batch_size: int) -> None:

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from locallip.bounds import CeilingNorm, Trace, global_bound, propagate, worst_logits
-from locallip.certify.inputs import check_model, check_scale
+from locallip.bounds import CeilingNorm, Trace, global_bound, norm_keys, propagate, worst_logits
+from locallip.certify.inputs import check_model, check_numbers, check_scale, check_shape
 from locallip.network import Network, lower
-from locallip.norms import CholeskyNorm, Guarantee, LanczosNorm, NormKey, NormRule, PowerNorm
+from locallip.norms import CholeskyNorm, Guarantee, LanczosNorm, NormRule, PowerNorm
 
 
 class Margin(NamedTuple):
@@ -43,11 +43,11 @@ class Prover:
     ):
         self.guarantee = Guarantee.parse(guarantee)
         check_model(model)
+        check_shape(input_shape)
         self.network: Network = lower(model, input_shape)
         if self.guarantee is not Guarantee.ESTIMATE:
             check_scale(self.network)
-        if not 0 < failure_prob < 1:
-            raise ValueError(f"failure_prob must lie between 0 and 1, got {failure_prob}")
+        check_numbers(failure_prob, power_steps, seed)
         per_norm = failure_prob / (self.network.num_norms * (1 + probes))
         self.rule = _rule(self.guarantee, self.network, per_norm, power_steps, seed)
         device = device or next((p.device for p in model.parameters()), torch.device("cpu"))
@@ -92,9 +92,9 @@ def _rule(guarantee: Guarantee, network: Network, per_norm: float, power_steps: 
         return LanczosNorm(per_norm, seed=seed)
     rule = CholeskyNorm()
     for index, stage in enumerate(network.stages):
-        for source, op in stage.terms.items():
-            if not op.disjoint_rows:
-                rule.check_size(op, NormKey(index, source, stage.name))
+        for source, key in norm_keys(stage, index).items():
+            if not stage.terms[source].disjoint_rows:
+                rule.check_size(stage.terms[source], key)
     return rule
 
 

@@ -19,6 +19,8 @@ SUPPORTED = (
     "disjoint windows"
 )
 
+EXTEND = "Others can be added with locallip.register_layer."
+
 
 class UnsupportedLayer(ValueError):
     """A layer for which no sound bound is known here. The message names it and says what is supported."""
@@ -33,7 +35,7 @@ def unwrap(module: nn.Module) -> nn.Module:
     wrapped = "_orig_mod" if type(module) is torch._dynamo.eval_frame.OptimizedModule else "module"
     if wrapped == "_orig_mod" or type(module) in (nn.DataParallel, nn.parallel.DistributedDataParallel):
         if module._forward_hooks or module._forward_pre_hooks:
-            raise UnsupportedLayer(f"{type(module).__name__} has forward hooks, which no rule can see. Supported: none.")
+            raise UnsupportedLayer(f"{type(module).__name__} has forward hooks, which no rule can see.")
         return unwrap(getattr(module, wrapped))
     return module
 
@@ -67,18 +69,18 @@ def _check_no_hidden_code(module: nn.Module) -> None:
     """Refuse what runs beside `forward` and is not seen in the graph."""
     everywhere = nn.modules.module
     if everywhere._global_forward_hooks or everywhere._global_forward_pre_hooks:
-        raise UnsupportedLayer("a global forward hook is registered, which no rule can see; remove it. Supported: none.")
+        raise UnsupportedLayer("a global forward hook is registered, which no rule can see; remove it.")
     for name, layer in module.named_modules():
         where = f"{type(layer).__name__} at '{name}'" if name else type(layer).__name__
         if layer._forward_hooks or layer._forward_pre_hooks:
             raise UnsupportedLayer(
                 f"{where} is not supported: it has forward hooks, which no rule can see. Remove them; for weight or "
-                f"spectral normalisation use torch.nn.utils.parametrizations. Supported: {SUPPORTED}."
+                f"spectral normalisation use torch.nn.utils.parametrizations."
             )
         calls = ("__call__", "_call_impl", "_wrapped_call_impl")
         replaced = any(getattr(type(layer), call) is not getattr(nn.Module, call) or call in vars(layer) for call in calls)
         if "forward" in vars(layer) or replaced:
-            raise UnsupportedLayer(f"{where} is not supported: its forward was replaced. Supported: {SUPPORTED}.")
+            raise UnsupportedLayer(f"{where} is not supported: its forward was replaced.")
         if type(layer).__name__ == "_SpectralNorm" and layer.training:
             raise UnsupportedLayer(f"{where} changes its weight at every use in training mode; call model.eval() first.")
 
@@ -92,7 +94,7 @@ def _check_parametrizations(module: nn.Module) -> None:
             if not torch.equal(first, second):
                 where = f"{name}.{tensor}".lstrip(".")
                 raise UnsupportedLayer(
-                    f"'{where}' is another tensor at every reading. Supported: parametrizations without state."
+                    f"'{where}' is another tensor at every reading. Only parametrizations without state are supported."
                 )
 
 
@@ -102,7 +104,9 @@ def _check_one_input(module: nn.Module) -> None:
     needed = [p.name for p in parameters if p.kind in positional and p.default is inspect.Parameter.empty]
     if len(needed) > 1:
         inputs = ", ".join(needed)
-        raise UnsupportedLayer(f"{type(module).__name__} takes more than one input ({inputs}). Supported: one tensor.")
+        raise UnsupportedLayer(
+            f"{type(module).__name__} takes more than one input ({inputs}). Only one tensor is supported."
+        )
 
 
 def check_same_function(network: Network, module: nn.Module, input_shape: Sequence[int]) -> None:
@@ -118,13 +122,13 @@ def check_same_function(network: Network, module: nn.Module, input_shape: Sequen
             same = theirs.shape == ours.shape and _close(theirs.flatten(1), ours.flatten(1), tolerance)
         except Exception as error:
             raise UnsupportedLayer(
-                f"{type(module).__name__} fails on a batch of {size}: {error}. forward must work for every batch size and "
-                f"keep the first dimension as the batch. Supported: {SUPPORTED}."
+                f"{type(module).__name__} is not supported: it fails on a batch of {size}: {error}. forward must work for "
+                "every batch size and keep the first dimension as the batch."
             ) from error
         if not same:
             raise UnsupportedLayer(
                 f"the lowered network does not compute what {type(module).__name__} computes. Layers that change their own "
-                f"state, random layers and code that depends on the batch are not supported. Supported: {SUPPORTED}."
+                f"state, random layers and code that depends on the batch are not supported."
             )
 
 

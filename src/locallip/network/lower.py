@@ -17,7 +17,7 @@ from torch.fx.node import map_arg
 
 from locallip.activations import Activation
 from locallip.network import rules
-from locallip.network.checks import SUPPORTED, UnsupportedLayer, check_module, check_same_function, example, unwrap
+from locallip.network.checks import EXTEND, SUPPORTED, UnsupportedLayer, check_module, check_same_function, example, unwrap
 from locallip.network.stages import Network, Offset, PassThrough, Stage
 from locallip.ops import Diagonal, Identity, LinearOp, Sum, compose
 
@@ -29,21 +29,23 @@ class _Form:
     shape: torch.Size
     terms: Mapping[int, LinearOp]
     offset: Offset = field(default_factory=Offset)
+    names: Mapping[int, str] = field(default_factory=dict)  # the path of the last layer that each term went through
 
-    def then(self, step: rules.Affine) -> _Form:
+    def then(self, step: rules.Affine, path: str | None = None) -> _Form:
         terms = {source: compose(step.op, op) for source, op in self.terms.items()}
         parts = [(compose(step.op, op), value) for op, value in self.offset.parts]
         if step.shift is not None:
             parts.append((step.op, step.shift))
         if step.bias is not None:
             parts.append((Identity(step.op.out_shape), step.bias))
-        return _Form(step.op.out_shape, terms, Offset(tuple(parts)))
+        names = self.names if path is None else dict.fromkeys(self.terms, path)
+        return _Form(step.op.out_shape, terms, Offset(tuple(parts)), names)
 
     def plus(self, other: _Form) -> _Form:
         terms = dict(self.terms)
         for source, op in other.terms.items():
             terms[source] = Sum([terms[source], op]) if source in terms else op
-        return _Form(self.shape, terms, Offset(self.offset.parts + other.offset.parts))
+        return _Form(self.shape, terms, Offset(self.offset.parts + other.offset.parts), {**self.names, **other.names})
 
 
 class _Tracer(fx.Tracer):
@@ -66,7 +68,7 @@ def lower(module: nn.Module, input_shape: Sequence[int]) -> Network:
         except Exception as error:
             raise UnsupportedLayer(
                 f"{type(module).__name__} cannot be traced: {error}. Control flow that depends on the data is not "
-                f"supported; forward must be the same computation for every input. Supported: {SUPPORTED}."
+                "supported; forward must be the same computation for every input."
             ) from error
         network = _Lowering(root, graph, like).run()
         check_same_function(network, module, input_shape)
@@ -115,7 +117,7 @@ class _Lowering:
         if not isinstance(result, fx.Node) or result not in self.forms:
             raise self._unsupported(node, "the network must return one tensor that depends on its input")
         form = self.forms[result]
-        self.stages.append(Stage("output", form.terms, form.offset, None))
+        self.stages.append(Stage("output", form.terms, form.offset, None, form.names))
         return Network(self.like.shape[1:], tuple(self.stages))
 
     def _visit(self, node: fx.Node) -> None:
@@ -126,7 +128,11 @@ class _Lowering:
                 args, kwargs = map_arg((node.args, node.kwargs), lambda n: self.values[n])
                 self.values[node] = getattr(self.interpreter, node.op)(node.target, args, kwargs)
         except Exception as error:
-            raise self._unsupported(node, f"it fails on an input of shape {tuple(self.like.shape[1:])}: {error}") from error
+            shape = tuple(self.like.shape[1:])
+            raise ValueError(
+                f"the model does not accept samples of shape {shape}, which is x without its batch dimension: "
+                f"{self._kind(node)} at '{_path(node)}' says: {error}"
+            ) from error
         if inputs and isinstance(self.values[node], Tensor):
             self.forms[node] = self._form_of(node, inputs)
         elif inputs and not _is_shape_query(node):
@@ -223,7 +229,7 @@ class _Lowering:
     def _step(self, node: fx.Node, inputs: list[fx.Node]) -> rules.Step:
         """The affine map or activation of a node with one input that depends on x."""
         if len(inputs) != 1:
-            raise rules.Refused("it takes several values that depend on the input")
+            raise rules.Refused("there is no rule for joining values that depend on the input other than by + and -")
         in_shape = self.forms[inputs[0]].shape
         if node.op == "call_module":
             module = self.interpreter.fetch_attr(str(node.target))
@@ -255,11 +261,14 @@ class _Lowering:
     def _follow(self, node: fx.Node, step: rules.Step) -> _Form:
         (source,) = [arg for arg in node.all_input_nodes if arg in self.forms]
         form = self.forms[source]
-        return self._close(form, step, node) if isinstance(step, Activation) else form.then(step)
+        if isinstance(step, Activation):
+            return self._close(form, step, node)
+        plain = step.op.single_entry_rows  # a reshape or a scaling does not give the layer its name
+        return form.then(step, None if plain else _path(node))
 
     def _close(self, form: _Form, activation: Activation, node: fx.Node) -> _Form:
         """End a stage with `activation`; what follows starts from its output."""
-        self.stages.append(Stage(_path(node), form.terms, form.offset, activation))
+        self.stages.append(Stage(_path(node), form.terms, form.offset, activation, form.names))
         shape = activation.out_shape(form.shape)
         return _Form(shape, {len(self.stages): Identity(shape)})
 
@@ -280,13 +289,14 @@ class _Lowering:
         augmented = name in {"iadd", "isub", "imul", "itruediv"}
         return augmented or (name.endswith("_") and not name.endswith("__")) or bool(node.kwargs.get("inplace"))
 
-    def _unsupported(self, node: fx.Node, why: str) -> UnsupportedLayer:
-        kind = str(node.target)
+    def _kind(self, node: fx.Node) -> str:
         if node.op == "call_module":
-            kind = type(self.interpreter.fetch_attr(str(node.target))).__name__
-        elif not isinstance(node.target, str):
-            kind = getattr(node.target, "__name__", kind)
-        return UnsupportedLayer(f"{kind} at '{_path(node)}' is not supported: {why}. Supported: {SUPPORTED}.")
+            return type(self.interpreter.fetch_attr(str(node.target))).__name__
+        return str(node.target) if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
+
+    def _unsupported(self, node: fx.Node, why: str) -> UnsupportedLayer:
+        help_ = f"\nSupported: {SUPPORTED}. {EXTEND}" if why.startswith("there is no rule") else ""
+        return UnsupportedLayer(f"{self._kind(node)} at '{_path(node)}' is not supported: {why}.{help_}")
 
 
 def _memory(value: Any) -> int | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -44,6 +44,7 @@ class Stage:
     terms: Mapping[int, LinearOp]
     offset: Offset
     activation: Activation | None
+    layers: Mapping[int, str] = field(default_factory=dict)  # the path of the linear layer behind each term
 
     @property
     def linear_shape(self) -> torch.Size:

@@ -34,7 +34,7 @@ class CholeskyNorm(ProvenRule):
         rows, cols = op.out_shape.numel(), op.in_shape.numel()
         if min(rows, cols) > self.dense_limit or 8 * rows * cols > 2 * self.memory:
             raise LayerTooLarge(
-                f"the layer before '{key.name}' maps {cols} units to {rows}: too large for a dense deterministic proof "
+                f"the layer '{key.name}' maps {cols} units to {rows}: too large for a dense deterministic proof "
                 f"(its smaller side may have {self.dense_limit} units); use guarantee='high_probability'"
             )
 

@@ -19,8 +19,8 @@ class Conv(LinearOp):
     """v -> conv(v, W) with zero padding given per side: `padding[d] = (before, after)`.
 
     The adjoint is the convolution with the turned kernel where the stride is 1 (in float64 on a GPU much faster than the
-    transposed one), else the transposed convolution with the output padding that restores the input size, so in-sizes that the
-    stride does not divide are exact too.
+    transposed one), else the transposed convolution with the output padding that restores the input size, so in-sizes that
+    the stride does not divide are exact too.
     """
 
     def __init__(
