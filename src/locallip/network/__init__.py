@@ -1,5 +1,6 @@
 """From a user's module to stages of affine maps and activations."""
 
+from locallip.network import activation_rules as _activation_rules  # noqa: F401 - registers its rules
 from locallip.network.checks import UnsupportedLayer
 from locallip.network.lower import lower
 from locallip.network.normalize import Normalize

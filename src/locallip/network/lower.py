@@ -143,11 +143,9 @@ class _Lowering:
             form = self._combine(node, inputs)
             if form is None:
                 form = self._follow(node, self._step(node, inputs))
-        except (rules.Refused, NotImplementedError) as error:
-            raise self._unsupported(node, str(error)) from error
-        except (TypeError, ValueError) as error:
-            if isinstance(error, UnsupportedLayer):
-                raise
+        except UnsupportedLayer:
+            raise
+        except (TypeError, ValueError) as error:  # a rule refuses, or does not take the arguments of this call
             raise self._unsupported(node, str(error)) from error
         if form.shape != self.values[node].shape[1:]:
             raise self._unsupported(node, "its output shape mixes samples of the batch or follows no known rule")

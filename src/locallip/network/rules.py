@@ -1,4 +1,4 @@
-"""One rule per layer type: how a torch module or function becomes a linear operator or an activation.
+"""One rule per layer type: how a torch module or function becomes a linear operator. Activations: activation_rules.py.
 
 A rule gets the layer, the shape of its input without batch, and a tensor whose device is the network's. It returns an
 `Affine` step or an `Activation`, or raises `Refused` with the reason.
@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from locallip import activations as act
+from locallip.activations import Activation
 from locallip.network.normalize import Normalize
 from locallip.ops import Conv, Dense, Diagonal, Identity, LinearOp, average_pool, compose
 from locallip.ops.reshape import Reshape
@@ -38,7 +38,7 @@ class Affine:
     shift: Callable[[torch.dtype], Tensor] | None = None
 
 
-Step = Affine | act.Activation
+Step = Affine | Activation
 ModuleRule = Callable[[Any, torch.Size, Tensor], Step]
 AnyRule = TypeVar("AnyRule", bound=Callable[..., Step])
 
@@ -65,7 +65,7 @@ def module_rule(module: nn.Module) -> ModuleRule | None:
     return None
 
 
-def _function(*targets: Any) -> Callable[[AnyRule], AnyRule]:
+def function_rule(*targets: Any) -> Callable[[AnyRule], AnyRule]:
     """Decorator: `rule(in_shape, like, *rest of the call)` lowers calls of these functions or tensor methods."""
 
     def keep(rule: AnyRule) -> AnyRule:
@@ -75,7 +75,7 @@ def _function(*targets: Any) -> Callable[[AnyRule], AnyRule]:
     return keep
 
 
-def _pair(value: int | Sequence[int], dims: int = 2) -> tuple[int, ...]:
+def as_tuple(value: int | Sequence[int], dims: int = 2) -> tuple[int, ...]:
     values = (value,) * dims if isinstance(value, int) else tuple(value)
     return values * dims if len(values) == 1 else values
 
@@ -89,7 +89,7 @@ def _linear_module(module: nn.Linear, in_shape: torch.Size, like: Tensor) -> Aff
     return _dense(lambda: module.weight, bias, in_shape)
 
 
-@_function(F.linear)
+@function_rule(F.linear)
 def _linear(in_shape: torch.Size, like: Tensor, weight: Tensor, bias: Tensor | None = None) -> Affine:
     return _dense(lambda: weight, None if bias is None else lambda: bias, in_shape)
 
@@ -108,7 +108,7 @@ def _conv_module(module: nn.Conv2d, in_shape: torch.Size, like: Tensor) -> Affin
     return _convolution(lambda: module.weight, bias, in_shape, *geometry)
 
 
-@_function(F.conv1d, F.conv2d, F.conv3d)
+@function_rule(F.conv1d, F.conv2d, F.conv3d)
 def _conv(
     in_shape: torch.Size,
     like: Tensor,
@@ -135,12 +135,12 @@ def _convolution(
     dims = weight().dim() - 2
     if len(in_shape) != dims + 1:
         raise Refused(f"a {dims}d convolution takes samples of {dims + 1} dimensions, got {tuple(in_shape)}")
-    strides, dilations = _pair(stride, dims), _pair(dilation, dims)
+    strides, dilations = as_tuple(stride, dims), as_tuple(dilation, dims)
     if padding == "same":
         totals = [d * (k - 1) for d, k in zip(dilations, weight().shape[2:], strict=True)]
         sides = [(total // 2, total - total // 2) for total in totals]
     else:
-        sides = [(p, p) for p in _pair(0 if padding == "valid" else padding, dims)]
+        sides = [(p, p) for p in as_tuple(0 if padding == "valid" else padding, dims)]
     op = Conv(weight, in_shape, strides, sides, dilations, groups)
     if bias is None:
         return Affine(op)
@@ -181,7 +181,7 @@ def _normalize(module: Normalize, in_shape: torch.Size, like: Tensor) -> Affine:
 
 
 @register_layer(nn.Identity)
-@_function("contiguous", "clone")
+@function_rule("contiguous", "clone")
 def _identity(*call: Any) -> Affine:
     in_shape = next(value for value in call if isinstance(value, torch.Size))
     return Affine(Identity(in_shape))
@@ -192,7 +192,7 @@ def _dropout_module(module: nn.Dropout, in_shape: torch.Size, like: Tensor) -> A
     return _dropout(in_shape, like, module.p, module.training)
 
 
-@_function(F.dropout, F.dropout1d, F.dropout2d, F.dropout3d)
+@function_rule(F.dropout, F.dropout1d, F.dropout2d, F.dropout3d)
 def _dropout(in_shape: torch.Size, like: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Affine:
     if training:
         raise Refused("dropout in training mode is random; call model.eval() first")
@@ -252,12 +252,12 @@ def _avg_pool_module(module: nn.AvgPool1d | nn.AvgPool2d, in_shape: torch.Size, 
     return rule(in_shape, like, *geometry, *(() if divisor is None else (divisor,)))
 
 
-@_function(F.avg_pool1d)
+@function_rule(F.avg_pool1d)
 def _avg_pool1d(in_shape: torch.Size, like: Tensor, kernel_size: Any, *settings: Any, **named: Any) -> Affine:
     return _avg_pool(F.avg_pool1d, 1, in_shape, like, kernel_size, *settings, **named)
 
 
-@_function(F.avg_pool2d)
+@function_rule(F.avg_pool2d)
 def _avg_pool2d(in_shape: torch.Size, like: Tensor, kernel_size: Any, *settings: Any, **named: Any) -> Affine:
     return _avg_pool(F.avg_pool2d, 2, in_shape, like, kernel_size, *settings, **named)
 
@@ -274,7 +274,7 @@ def _avg_pool(
     **named: Any,
 ) -> Affine:
     stride = stride or kernel_size
-    geometry = (_pair(kernel_size, dims), _pair(stride, dims), _pair(padding, dims))
+    geometry = (as_tuple(kernel_size, dims), as_tuple(stride, dims), as_tuple(padding, dims))
 
     def run(z: Tensor) -> Tensor:
         return pool(z, kernel_size, stride, padding, *settings, **named)
@@ -287,7 +287,7 @@ def _adaptive_module(module: nn.AdaptiveAvgPool2d, in_shape: torch.Size, like: T
     return _adaptive(in_shape, like, module.output_size)
 
 
-@_function(F.adaptive_avg_pool1d, F.adaptive_avg_pool2d)
+@function_rule(F.adaptive_avg_pool1d, F.adaptive_avg_pool2d)
 def _adaptive(in_shape: torch.Size, like: Tensor, output_size: Any) -> Affine:
     sizes = tuple(in_shape[1:])
     wanted = (output_size,) * len(sizes) if isinstance(output_size, int) else tuple(output_size)
@@ -299,7 +299,7 @@ def _adaptive(in_shape: torch.Size, like: Tensor, output_size: Any) -> Affine:
     return pool(in_shape, like, kernel)
 
 
-@_function(torch.mean, "mean")
+@function_rule(torch.mean, "mean")
 def _mean(in_shape: torch.Size, like: Tensor, dim: Any = None, keepdim: bool = False) -> Affine:
     spatial = len(in_shape) - 1
     dims = sorted(d % (spatial + 2) for d in ([dim] if isinstance(dim, int) else dim or []))
@@ -310,108 +310,7 @@ def _mean(in_shape: torch.Size, like: Tensor, dim: Any = None, keepdim: bool = F
     return Affine(compose(reshape(pooled.out_shape, out).op, pooled))
 
 
-# Activations -----------------------------------------------------------------------------------------------------------
-
-
-@register_layer(nn.ReLU)
-@_function(F.relu, F.relu_, torch.relu, torch.relu_, "relu", "relu_")
-def _relu(*call: Any, **inplace: Any) -> Step:
-    return act.relu()
-
-
-@register_layer(nn.Hardtanh, nn.ReLU6)
-def _hardtanh_module(module: nn.Hardtanh, in_shape: torch.Size, like: Tensor) -> Step:
-    return act.clip(module.min_val, module.max_val)
-
-
-@_function(F.hardtanh)
-def _hardtanh(in_shape: torch.Size, like: Tensor, min_val: float = -1, max_val: float = 1, inplace: bool = False) -> Step:
-    return act.clip(min_val, max_val)
-
-
-@_function(F.relu6)
-def _relu6(*call: Any, **inplace: Any) -> Step:
-    return act.clip(0.0, 6.0)
-
-
-@register_layer(act.ReLUTheta)
-def _relu_theta(module: act.ReLUTheta, in_shape: torch.Size, like: Tensor) -> Step:
-    if torch.broadcast_shapes(module.raw_theta.shape, in_shape) != in_shape:
-        raise Refused(f"thresholds of shape {tuple(module.raw_theta.shape)} do not fit {tuple(in_shape)}")
-    return act.relu_theta(module)
-
-
-@register_layer(act.MaxMin, act.ClippedMaxMin)
-def _maxmin(module: act.MaxMin | act.ClippedMaxMin, in_shape: torch.Size, like: Tensor) -> Step:
-    return act.SortPairs(module)
-
-
-@register_layer(nn.MaxPool2d)
-def _max_pool_module(module: nn.MaxPool2d, in_shape: torch.Size, like: Tensor) -> Step:
-    settings = (module.stride, module.padding, module.dilation, module.ceil_mode, module.return_indices)
-    return _max_pool(in_shape, like, module.kernel_size, *settings)
-
-
-@_function(F.max_pool2d, torch.max_pool2d)
-def _max_pool(
-    in_shape: torch.Size,
-    like: Tensor,
-    kernel_size: Any,
-    stride: Any = None,
-    padding: Any = 0,
-    dilation: Any = 1,
-    ceil_mode: bool = False,
-    return_indices: bool = False,
-) -> Step:
-    kernel, steps = _pair(kernel_size), _pair(stride or kernel_size)
-    if return_indices or _pair(dilation) != (1, 1):
-        raise Refused("max pooling with dilation or returned indices has no rule")
-    if any(s < k for s, k in zip(steps, kernel, strict=True)):
-        raise Refused(f"windows overlap (kernel {kernel}, stride {steps}), so an input counts twice; use stride >= kernel")
-    return act.MaxPool2d(in_shape, kernel, steps, _pair(padding), ceil_mode)  # type: ignore[arg-type]
-
-
-@register_layer(nn.LeakyReLU)
-def _leaky_module(module: nn.LeakyReLU, in_shape: torch.Size, like: Tensor) -> Step:
-    return _leaky(in_shape, like, module.negative_slope)
-
-
-@_function(F.leaky_relu)
-def _leaky(in_shape: torch.Size, like: Tensor, negative_slope: float = 0.01, inplace: bool = False) -> Step:
-    return act.LeakyReLU(negative_slope)
-
-
-@register_layer(nn.ELU)
-def _elu_module(module: nn.ELU, in_shape: torch.Size, like: Tensor) -> Step:
-    return _elu(in_shape, like, module.alpha)
-
-
-@_function(F.elu)
-def _elu(in_shape: torch.Size, like: Tensor, alpha: float = 1.0, inplace: bool = False) -> Step:
-    return act.ELU(alpha)
-
-
-@register_layer(nn.Tanh)
-@_function(F.tanh, torch.tanh, "tanh")
-def _tanh(*call: Any) -> Step:
-    return act.Tanh()
-
-
-@register_layer(nn.Sigmoid)
-@_function(F.sigmoid, torch.sigmoid, "sigmoid")
-def _sigmoid(*call: Any) -> Step:
-    return act.Sigmoid()
-
-
-@register_layer(nn.Softplus)
-def _softplus_module(module: nn.Softplus, in_shape: torch.Size, like: Tensor) -> Step:
-    return _softplus(in_shape, like, module.beta, module.threshold)
-
-
-@_function(F.softplus)
-def _softplus(in_shape: torch.Size, like: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Step:
-    return act.Softplus(beta, threshold)
-
+# Arithmetic ------------------------------------------------------------------------------------------------------------
 
 ADDITIONS = {operator.add, operator.iadd, torch.add, "add", "add_"}
 SUBTRACTIONS = {operator.sub, operator.isub, torch.sub, torch.subtract, "sub", "sub_"}
