@@ -93,7 +93,6 @@ def global_bound(network: Network, norm: NormRule, like: Tensor, *, outward: boo
     one = torch.ones(1, dtype=like.dtype, device=like.device)
     outputs: list[Tensor | None] = [None]
     lipschitz, norms = [one], dict[NormKey, Tensor]()
-    total = one
     for index, stage in enumerate(network.stages):
         inputs, out = None, None
         if stage.activation is not None:
@@ -101,10 +100,9 @@ def global_bound(network: Network, norm: NormRule, like: Tensor, *, outward: boo
         keys = norm_keys(stage, index)
         for source, op in stage.terms.items():
             norms[keys[source]] = norm(Masked(op, inputs, outputs[source]), keys[source], one)
-        total = _weighted_sum([(norms[key], lipschitz[source]) for source, key in keys.items()], outward)
         outputs.append(out)
-        lipschitz.append(total)
-    return GlobalBound(norms, tuple(outputs), tuple(lipschitz), total)
+        lipschitz.append(_weighted_sum([(norms[key], lipschitz[source]) for source, key in keys.items()], outward))
+    return GlobalBound(norms, tuple(outputs), tuple(lipschitz), lipschitz[-1])
 
 
 def propagate(
@@ -254,5 +252,5 @@ def _activate(stage: Stage, center: Tensor, error: Tensor | None, box: Box) -> t
 def _weighted_sum(pairs: list[tuple[Tensor, Tensor]], outward: bool) -> Tensor:
     """sum_k norm_k * value_k, (B,)."""
     products = [floored(norm * value, (norm > 0) & (value > 0)) if outward else norm * value for norm, value in pairs]
-    total = torch.stack(torch.broadcast_tensors(*products)).sum(0)
-    return up(total, 8 + 2 * len(pairs)) if outward else total
+    result = total(products)
+    return up(result, 8 + 2 * len(pairs)) if outward else result

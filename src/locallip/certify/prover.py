@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from locallip.attacks import margins
 from locallip.bounds import CeilingNorm, Trace, global_bound, norm_keys, propagate, worst_logits
 from locallip.certify.inputs import check_model, check_numbers, check_scale, check_shape
 from locallip.network import Network, lower
@@ -79,10 +80,7 @@ class Prover:
 
 def lead(logits: Tensor, y: Tensor) -> Tensor:
     """z_y - max_{i != y} z_i, (B,); NaN anywhere gives NaN."""
-    label = torch.nn.functional.one_hot(y, logits.shape[1]).bool()
-    others = logits.masked_fill(label, -float("inf")).amax(1)
-    value = logits.gather(1, y[:, None])[:, 0] - others
-    return torch.where(torch.isfinite(logits).all(1), value, float("nan"))
+    return torch.where(torch.isfinite(logits).all(1), margins(logits, y), float("nan"))
 
 
 def _rule(guarantee: Guarantee, network: Network, per_norm: float, power_steps: int, seed: int | None) -> NormRule:
