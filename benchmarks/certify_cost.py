@@ -32,9 +32,8 @@ def convolutions(network: ll.Network, batch: int, device: torch.device) -> list[
             v = torch.randn(batch, *op.in_shape, dtype=torch.float64, device=device)
             w, weight, padding = op.apply(v), op.weight().double(), (op.weight().shape[-1] - 1) // 2
             geometry = {"stride": op.stride, "padding": padding}
-            transposed = interleaved(
-                lambda w=w, k=weight, g=geometry: F.conv_transpose2d(w, k, **g), lambda v=v: v, device, 5
-            )[0]
+            peer = lambda w=w, k=weight, g=geometry: F.conv_transpose2d(w, k, **g)  # noqa: E731
+            transposed, _ = interleaved(peer, lambda v=v: v, device, 5)
             apply, adjoint = interleaved(lambda op=op, v=v: op.apply(v), lambda op=op, w=w: op.adjoint(w), device, 5)
             times = {"apply_ms": apply * 1e3, "adjoint_ms": adjoint * 1e3, "transposed_ms": transposed * 1e3}
             rows.append({"layer": stage.layers[next(iter(stage.terms))], "stride": op.stride[0], **times})
