@@ -4,7 +4,7 @@
 
 The peer is the lowered network's own float64 forward pass in the same process. Measured are the bound from unmasked norms,
 the high-probability local bound, and per convolution the map, its adjoint, and torch's transposed convolution, which is what
-the adjoint would be without the turned kernel. Random weights have no gap at the top of the spectrum and need the most steps.
+the adjoint would be without the turned kernel. Random weights have no gap at the top of the spectrum: the most steps.
 """
 
 from __future__ import annotations
