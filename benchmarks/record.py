@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -13,40 +11,9 @@ from typing import Any
 
 import torch
 
+from locallip.provenance import commit, hardware
+
 RESULTS = Path(__file__).resolve().parent.parent / "results"
-
-
-def hardware(device: torch.device) -> str:
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return f"{_processor()}, {torch.get_num_threads()} threads"
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.machine()
-
-
-def commit() -> str:
-    """The commit that was measured, with "+" where the tree has changes beyond it.
-
-    A copy of the tree without its history takes it from the environment variable LOCALLIP_COMMIT.
-    """
-    if "LOCALLIP_COMMIT" in os.environ:
-        return os.environ["LOCALLIP_COMMIT"]
-    try:
-        root = RESULTS.parent
-        head = subprocess.run(
-            ["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, check=True
-        ).stdout.strip()
-        status = ["git", "status", "--porcelain", "--untracked-files=no"]
-        changed = subprocess.run(status, cwd=root, capture_output=True, text=True, check=True).stdout.strip()
-        return head + ("+" if changed else "")
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
 
 
 def _command() -> str:

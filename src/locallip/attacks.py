@@ -26,24 +26,72 @@ def pgd_l2(
     smallest, (B, *shape); points stay inside the ball and the domain.
     """
     reach = eps.reshape(-1, *[1] * (x.dim() - 1))
-    delta = torch.randn(x.shape, dtype=x.dtype, device=x.device, generator=generator)
-    point = _project(x, delta * reach, reach, input_domain)
+    point = _random_start(x, reach, input_domain, generator)
     best, best_margin = x.clone(), torch.full_like(eps, float("inf"))
     for step in range(steps + 1):
-        with torch.enable_grad():
-            point.requires_grad_()
-            output = logits(point)
-            loss = F.cross_entropy(output, y, reduction="sum")
-            (slope,) = torch.autograd.grad(loss, point)
-        point = point.detach()
-        lead = margins(output.detach(), y)
+        lead, slope = _lead_and_slope(logits, point, y)
         better = lead < best_margin
         best_margin = torch.where(better, lead, best_margin)
         best = torch.where(better.reshape(reach.shape), point, best)
         if step < steps:
-            length = slope.flatten(1).norm(dim=1).clamp(min=torch.finfo(x.dtype).tiny).reshape(reach.shape)
-            point = _project(x, point + step_share * reach * slope / length - x, reach, input_domain)
+            point = _ascend(x, point, slope, reach, step_share, input_domain)
     return best
+
+
+def withstands(
+    logits: Callable[[Tensor], Tensor],
+    x: Tensor,
+    y: Tensor,
+    eps: Tensor,
+    *,
+    steps: int = 100,
+    step_share: float = 0.25,
+    input_domain: tuple[float, float] | None = None,
+    generator: torch.Generator | None = None,
+    batch_size: int = 500,
+    pack_every: int = 20,
+) -> Tensor:
+    """Which samples keep their label on the whole path of `pgd_l2`, (B,) bool; a margin of 0 or NaN counts as lost.
+
+    x (B, *shape), y (B,), eps (B,), B of any size. After every `pack_every` steps the samples that lost their label are
+    dropped and the others packed into full batches, which go on from the points where they stand.
+    """
+    reach = eps.reshape(-1, *[1] * (x.dim() - 1))
+    point = _random_start(x, reach, input_domain, generator)
+    alive = torch.arange(len(x), device=x.device)
+    for first in range(0, steps + 1, pack_every):
+        kept = torch.ones(len(alive), dtype=torch.bool, device=x.device)
+        for begin in range(0, len(alive), batch_size):
+            part = slice(begin, begin + batch_size)
+            for _ in range(min(pack_every, steps + 1 - first)):
+                lead, slope = _lead_and_slope(logits, point[part], y[part])
+                kept[part] &= lead > 0
+                point[part] = _ascend(x[part], point[part], slope, reach[part], step_share, input_domain)
+        alive, x, y, reach, point = (values[kept] for values in (alive, x, y, reach, point))
+    survived = torch.zeros(len(eps), dtype=torch.bool, device=x.device)
+    survived[alive] = True
+    return survived
+
+
+def _random_start(x: Tensor, reach: Tensor, domain: tuple[float, float] | None, generator: torch.Generator | None) -> Tensor:
+    delta = torch.randn(x.shape, dtype=x.dtype, device=x.device, generator=generator)
+    return _project(x, delta * reach, reach, domain)
+
+
+def _lead_and_slope(logits: Callable[[Tensor], Tensor], point: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """The margin of the label at each point, (B,), and the gradient of the cross entropy, (B, *shape)."""
+    with torch.enable_grad():
+        point = point.detach().requires_grad_()
+        output = logits(point)
+        (slope,) = torch.autograd.grad(F.cross_entropy(output, y, reduction="sum"), point)
+    return margins(output.detach(), y), slope
+
+
+def _ascend(
+    x: Tensor, point: Tensor, slope: Tensor, reach: Tensor, share: float, domain: tuple[float, float] | None
+) -> Tensor:
+    length = slope.flatten(1).norm(dim=1).clamp(min=torch.finfo(x.dtype).tiny).reshape(reach.shape)
+    return _project(x, point + share * reach * slope / length - x, reach, domain)
 
 
 def margins(logits: Tensor, y: Tensor) -> Tensor:

@@ -27,6 +27,12 @@ def lmt_loss(logits: WorstLogits, y: Tensor) -> Tensor:
     return F.cross_entropy(logits.worst, y)
 
 
+def trades_loss(clean: Tensor, attacked: Tensor, y: Tensor, weight: float) -> Tensor:
+    """CE(z, y) + beta KL(p(x) || p(x')), Zhang et al. 2019; logits (B, C) at the image and at the attacked point."""
+    drift = F.kl_div(attacked.log_softmax(1), clean.softmax(1), reduction="batchmean")
+    return F.cross_entropy(clean, y) + weight * drift
+
+
 def sparsity_loss(network: Network, trace: Trace, theta_weight: float = 1.0) -> Tensor:
     """max(0, UB) + lambda_theta max(0, theta - LB), eqn:sparse_loss: draws units into their constant regions.
 

@@ -12,7 +12,7 @@ from locallip.network import Network
 from locallip.ops import LinearOp
 from locallip.rounding import FLOOR, gamma, up
 
-MarginForm = Literal["box_ball", "ball", "lmt"]
+MarginForm = Literal["box_ball", "box", "ball", "lmt"]
 
 
 class WorstLogits(NamedTuple):
@@ -35,11 +35,16 @@ def support(direction: Tensor, lower: Tensor, upper: Tensor, radius: Tensor, ste
     quadratic = t.square().sum(-1) / (2 * mu)
     ball_share = radius.square() / (2 * mu)
     dual = ball_share + (direction * t).sum(-1) - quadratic
-    corner = (direction * torch.where(direction > 0, upper, lower)).sum(-1)
+    corner = _corner(direction, lower, upper)
     if slack:
         dual = dual + slack * (ball_share + (direction * t).abs().sum(-1) + quadratic)
         corner = corner * (1 + slack)
     return torch.minimum(dual, corner)
+
+
+def _corner(direction: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
+    """max d.t over the box alone, (B, C)."""
+    return (direction * torch.where(direction > 0, upper, lower)).sum(-1)
 
 
 def _multiplier(direction: Tensor, lower: Tensor, upper: Tensor, radius: Tensor, steps: int) -> Tensor:
@@ -71,7 +76,8 @@ def worst_logits(
 ) -> WorstLogits:
     """Logits that no point of the ball exceeds relative to the label's, for labels y (B,).
 
-    form "box_ball" is BCP's (eqn:bcpworst), "ball" GloRo's, which drops the box, and "lmt" adds sqrt(2) eps L.
+    form "box_ball" is BCP's (eqn:bcpworst), "ball" GloRo's, which drops the box, "box" that of interval arithmetic, which
+    drops the ball, and "lmt" adds sqrt(2) eps L.
     """
     clean = trace.logits
     if form == "lmt":
@@ -103,6 +109,8 @@ def _rise(op: LinearOp, region: Region, y: Tensor, form: MarginForm, steps: int,
     slack = gamma(op.fan_in + direction.shape[-1] + 16, like.dtype) if outward else 0.0
     if form == "ball":
         value = radius * (direction.norm(dim=-1) * (1 + slack) + (FLOOR if outward else 0.0))
+    elif form == "box":
+        value = _corner(direction, lower[:, None], upper[:, None]) * (1 + slack)
     else:
         value = support(direction, lower[:, None], upper[:, None], radius, steps, slack)
     if not outward:

@@ -24,7 +24,7 @@ from locallip.norms import NormKey, NormRule
 from locallip.ops import LinearOp, Masked, total
 from locallip.rounding import FLOOR, floored, gamma, up
 
-BoxRadii = Literal["local", "global"]
+BoxRadii = Literal["local", "global", "input"]
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,8 @@ def global_bound(network: Network, norm: NormRule, like: Tensor, *, outward: boo
     """Norms without masks and their products along the network; `like` gives dtype and device."""
     one = torch.ones(1, dtype=like.dtype, device=like.device)
     outputs: list[Tensor | None] = [None]
-    lipschitz, norms = [one], dict[NormKey, Tensor]()
+    lipschitz = [one]
+    norms: dict[NormKey, Tensor] = {}
     for index, stage in enumerate(network.stages):
         inputs, out = None, None
         if stage.activation is not None:
@@ -119,15 +120,22 @@ def propagate(
     """Bounds for every x' with ||x' - x|| <= eps, for x (B, *input_shape) and eps (B,).
 
     `box_radii="global"` cuts the boxes with the paper's radii eps * prod ||W^k||; "local" with the local radii found so
-    far, which are smaller. `ceiling` caps every norm by the unmasked one (theo:local_lip) and is needed for "global".
+    far, which are smaller; "input" only those of stages that read nothing but the input: plain interval arithmetic from
+    there on. `ceiling` caps every norm by the unmasked one (theo:local_lip) and is needed for "global".
+    eps of shape (1,) serves all samples, and saves a batch of equal radii.
     """
     if box_radii == "global" and ceiling is None:
         raise ValueError("box_radii='global' needs the global bound as ceiling")
+    if box_radii == "input" and outward:
+        raise ValueError("box_radii='input' is for training; certificates cut every box with its ball")
     regions = [_input_region(x, eps, input_domain, outward)]
-    boxes, masks, norms = list[Box](), list[Varying](), dict[NormKey, Tensor]()
+    boxes: list[Box] = []
+    masks: list[Varying] = []
+    norms: dict[NormKey, Tensor] = {}
+    balls = _Balls(eps, box_radii, ceiling, outward)
     for index, stage in enumerate(network.stages):
         keys = norm_keys(stage, index)
-        center, error, box = _pre_activation(stage, regions, eps, ceiling if box_radii == "global" else None, outward)
+        center, error, box = _pre_activation(stage, regions, balls)
         varying = Varying(None, None) if stage.activation is None else stage.activation.varying(box)  # type: ignore[arg-type]
         for source, op in stage.terms.items():
             value = norm(Masked(op, varying.inputs, regions[source].outputs), keys[source], eps)
@@ -155,28 +163,66 @@ def _input_region(x: Tensor, eps: Tensor, domain: tuple[float, float] | None, ou
     return Region(x, error, Box(lower, upper), radius, torch.ones_like(eps), None, ball_only=domain is None)
 
 
-def _pre_activation(
-    stage: Stage, regions: list[Region], eps: Tensor, paper: GlobalBound | None, outward: bool
-) -> tuple[Tensor, Tensor | None, Box]:
+@dataclass(frozen=True)
+class _Balls:
+    """How the balls cut the boxes."""
+
+    eps: Tensor
+    radii: BoxRadii
+    ceiling: GlobalBound | None
+    outward: bool
+
+    def cut(self, stage: Stage) -> bool:
+        """Whether the ball says anything about a stage."""
+        return self.radii != "input" or set(stage.terms) == {0}
+
+    def reach(self, op: LinearOp, source: int, region: Region) -> Tensor:
+        """||W_i|| * rho for every unit: how far the ball lets a pre-activation move from its center."""
+        if self.radii == "global":
+            assert self.ceiling is not None
+            outputs, radius = self.ceiling.outputs[source], self.eps * self.ceiling.lipschitz[source]
+        else:
+            outputs, radius = region.outputs, region.radius
+        ones = torch.ones_like(region.center[:1], dtype=self.eps.dtype)
+        rows = op.row_norms(ones if outputs is None else outputs.to(self.eps.dtype))
+        radius = radius.reshape(-1, *[1] * (rows.dim() - 1))
+        if not self.outward:
+            return rows * radius
+        # Squares of entries below 1e-154 vanish; FLOOR covers them, as no operator comes near it (check_scale).
+        return up((up(rows, 8 + op.fan_in) + FLOOR) * (up(radius) + FLOOR))
+
+
+def _pre_activation(stage: Stage, regions: list[Region], balls: _Balls) -> tuple[Tensor, Tensor | None, Box]:
     """Center, its error, and the box before the activation of a stage, each (B, *linear_shape)."""
-    if outward:
-        return _pre_activation_outward(stage, regions, eps, paper)
-    if all(regions[source].ball_only for source in stage.terms):
-        return _pre_activation_of_ball(stage, regions, eps, paper)
-    middles, spans, reaches = [], [], []
+    if balls.outward:
+        return _pre_activation_outward(stage, regions, balls)
+    reaches = [balls.reach(op, k, regions[k]) for k, op in stage.terms.items()] if balls.cut(stage) else []
+    if all(regions[source].ball_only for source in stage.terms):  # center +- ||W_i|| eps is all there is to know
+        center = stage.linear([region.center for region in regions])
+        return center, None, Box(center - total(reaches), center + total(reaches))
+    centers, middles, spans = [], [], []
     for source, op in stage.terms.items():
         box = regions[source].box
-        middles.append(op.apply(torch.lerp(box.lower, box.upper, 0.5)))
+        center, middle = _apply_both(op, regions[source].center, torch.lerp(box.lower, box.upper, 0.5))
+        centers.append(center)
+        middles.append(middle)
         spans.append(op.apply_abs(box.upper - box.lower))
-        reaches.append(_ball_reach(op, source, regions[source], eps, paper, False))
-    center = stage.linear([region.center for region in regions])
-    return center, None, _cut(total(middles) + stage.offset(eps), total(spans), center, total(reaches))
+    offset = stage.offset(balls.eps)
+    center, middle = total(centers) + offset, total(middles) + offset
+    return center, None, _cut(middle, total(spans), center, total(reaches) if reaches else None)
 
 
-def _pre_activation_outward(
-    stage: Stage, regions: list[Region], eps: Tensor, paper: GlobalBound | None
-) -> tuple[Tensor, Tensor, Box]:
+def _apply_both(op: LinearOp, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+    """W first and W second: on a GPU as one call, which halves the kernels; elsewhere the copy would cost more."""
+    if not first.is_cuda:
+        return op.apply(first), op.apply(second)
+    both = op.apply(torch.cat([first, second]))
+    return both[: len(first)], both[len(first) :]
+
+
+def _pre_activation_outward(stage: Stage, regions: list[Region], balls: _Balls) -> tuple[Tensor, Tensor, Box]:
     """The same, every part widened by what its own computation may have lost."""
+    eps = balls.eps
     slack = gamma(stage.fan_in + 8, eps.dtype)
     centers, middles, spreads, reaches, errors = [], [], [], [], []
     for source, op in stage.terms.items():
@@ -185,7 +231,7 @@ def _pre_activation_outward(
         centers.append(op.apply(region.center))
         middles.append(op.apply(middle))
         spreads.append(op.apply_abs(floored(half + slack * middle.abs(), middle != 0)))
-        reaches.append(_ball_reach(op, source, region, eps, paper, True))
+        reaches.append(balls.reach(op, source, region))
         assert region.error is not None
         errors.append(op.apply_abs(floored(region.error + slack * region.center.abs(), region.center != 0)))
     offset, offset_slack = stage.offset(eps), slack * stage.offset.magnitude(eps)
@@ -198,44 +244,19 @@ def _pre_activation_outward(
     return center, error, Box(lower, upper)
 
 
-def _pre_activation_of_ball(
-    stage: Stage, regions: list[Region], eps: Tensor, paper: GlobalBound | None
-) -> tuple[Tensor, None, Box]:
-    """The same for a stage that reads the input alone, where center +- ||W_i|| eps is all there is to know."""
-    center = stage.linear([region.center for region in regions])
-    reaches = [_ball_reach(op, source, regions[source], eps, paper, False) for source, op in stage.terms.items()]
-    reach = total(reaches)
-    return center, None, Box(center - reach, center + reach)
-
-
 def _covering(box: Box) -> tuple[Tensor, Tensor]:
     """m = (UB + LB) / 2 and r = (UB - LB) / 2, rounded so that m +- r covers the box."""
     middle = (box.upper + box.lower) / 2
     return middle, up(torch.maximum(box.upper - middle, middle - box.lower).clamp(min=0))
 
 
-def _cut(middle: Tensor, span: Tensor, center: Tensor, reach: Tensor) -> Box:
+def _cut(middle: Tensor, span: Tensor, center: Tensor, reach: Tensor | None) -> Box:
     """middle +- span / 2 cut with center +- reach; `where` keeps one byte per unit for the backward pass, minimum eight."""
     high, low = torch.add(middle, span, alpha=0.5), torch.sub(middle, span, alpha=0.5)
+    if reach is None:
+        return Box(low, high)
     ball_high, ball_low = center + reach, center - reach
     return Box(torch.where(low < ball_low, ball_low, low), torch.where(high > ball_high, ball_high, high))
-
-
-def _ball_reach(op: LinearOp, source: int, region: Region, eps: Tensor, paper: GlobalBound | None, outward: bool) -> Tensor:
-    """||W_i|| * rho for every unit: how far the ball lets a pre-activation move from its center."""
-    if paper is None:
-        cols = torch.ones_like(region.center[:1]) if region.outputs is None else region.outputs.to(eps.dtype)
-        radius = region.radius
-    else:
-        outputs = paper.outputs[source]
-        cols = torch.ones_like(region.center[:1]) if outputs is None else outputs.to(eps.dtype)
-        radius = eps * paper.lipschitz[source]
-    rows = op.row_norms(cols)
-    radius = radius.reshape(-1, *[1] * (rows.dim() - 1))
-    if not outward:
-        return rows * radius
-    # Squares of entries below 1e-154 vanish; FLOOR covers them, as no operator comes near it (check_scale).
-    return up((up(rows, 8 + op.fan_in) + FLOOR) * (up(radius) + FLOOR))
 
 
 def _activate(stage: Stage, center: Tensor, error: Tensor | None, box: Box) -> tuple[Tensor, Tensor | None, Box]:

@@ -1,5 +1,7 @@
-"""Images to train and certify on: a part of MNIST that is inside the package, so nothing is downloaded."""
+"""Images to train and certify on: a part of MNIST inside the package, and readers of MNIST, CIFAR-10 and Tiny-ImageNet."""
 
-from locallip.data.embedded import DamagedData, load_embedded
+from locallip.data.embedded import load_embedded
+from locallip.data.errors import DamagedData, MissingData
+from locallip.data.images import DataName, ImageSet, Split, hold_out, load_images
 
-__all__ = ["DamagedData", "load_embedded"]
+__all__ = ["DamagedData", "DataName", "ImageSet", "MissingData", "Split", "hold_out", "load_embedded", "load_images"]

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import lzma
 from pathlib import Path
-from typing import Literal, get_args
+from typing import get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
-Split = Literal["train", "test"]
+from locallip.data.errors import DamagedData
+from locallip.data.image_set import Split
 
 COUNT, SHAPE = 10_000, (1, 28, 28)
 
@@ -20,10 +21,6 @@ SHA256: dict[Split, str] = {
     "train": "2e49afdffc567fd5f9f306a04e2bafced2432146ae04f4b9a58b25505ba05b2e",
     "test": "c3f9adf9c66efb572b1f9326c3a511b45910c7173b97be66ceceeeeaef6b802b",
 }
-
-
-class DamagedData(RuntimeError):
-    """An embedded file is missing, cannot be unpacked, or does not hold the bytes it was published with."""
 
 
 def load_embedded(split: Split = "train", folder: Path | None = None) -> tuple[Tensor, Tensor]:

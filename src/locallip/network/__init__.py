@@ -4,6 +4,7 @@ from locallip.network import activation_rules as _activation_rules  # noqa: F401
 from locallip.network.checks import UnsupportedLayer
 from locallip.network.lower import lower
 from locallip.network.normalize import Normalize
+from locallip.network.precision import in_precision
 from locallip.network.rules import Affine, Refused, register_layer
 from locallip.network.stages import Network, Offset, PassThrough, Stage
 
@@ -16,6 +17,7 @@ __all__ = [
     "Refused",
     "Stage",
     "UnsupportedLayer",
+    "in_precision",
     "lower",
     "register_layer",
 ]

@@ -5,9 +5,10 @@ from locallip.norms.cholesky import CholeskyNorm, LayerTooLarge
 from locallip.norms.exact import ExactNorm
 from locallip.norms.lanczos import LanczosNorm
 from locallip.norms.power import PowerNorm
-from locallip.norms.starts import WarmStarts
+from locallip.norms.starts import BatchStarts, WarmStarts
 
 __all__ = [
+    "BatchStarts",
     "CholeskyNorm",
     "ExactNorm",
     "Guarantee",

@@ -77,13 +77,14 @@ class Noise:
     """Normal random numbers from a generator of one's own; `seed=None` takes the seed from the operating system."""
 
     def __init__(self, seed: int | None):
-        self._seed = torch.Generator().seed() if seed is None else seed
+        self._seed = seed
         self._generators: dict[torch.device, torch.Generator] = {}
 
     def __call__(self, shape: Sequence[int], like: Tensor) -> Tensor:
         device = like.device
         if device not in self._generators:
-            self._generators[device] = torch.Generator(device).manual_seed(self._seed)
+            seed = torch.Generator().seed() if self._seed is None else self._seed
+            self._generators[device] = torch.Generator(device).manual_seed(seed)
         return torch.randn(shape, dtype=like.dtype, device=device, generator=self._generators[device])
 
 

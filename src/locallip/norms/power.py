@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from locallip.norms.base import Guarantee, Noise, NormKey, NormRule
-from locallip.norms.starts import WarmStarts
+from locallip.norms.starts import BatchStarts, WarmStarts
 from locallip.ops import Masked
 
 
@@ -26,7 +26,7 @@ class PowerNorm(NormRule):
     def __init__(
         self,
         steps: int,
-        starts: WarmStarts | None = None,
+        starts: WarmStarts | BatchStarts | None = None,
         index: Tensor | None = None,
         seed: int | None = None,
     ):
@@ -42,25 +42,29 @@ class PowerNorm(NormRule):
             u = self._start(op, masks, key, like)
             for step in range(self.steps - 1):
                 u = masks.adjoint(masks.apply(u))
-                if step % 4 == 0:  # often enough against overflow
-                    u = _unit_(u)
-            v = _unit_(masks.on_rows(masks.apply(u)))
+                if step % 4 == 3:  # starts have length 1, so this is often enough against overflow
+                    u = _unit(u)
+            v = masks.on_rows(masks.apply(u))
+            # v is never divided by its length: that would be one more pass over it, where sigma is one number per sample.
+            length = _length(v).clamp(min=torch.finfo(torch.float32).tiny)
             v = v if masks.projects else masks.on_rows(v)
         image = op.base.adjoint(v)
         with torch.no_grad():
             weighed = masks.on_cols(image)
-            sigma = _length(weighed)
-            u = weighed / _shaped(sigma.clamp(min=torch.finfo(v.dtype).tiny), weighed)
+            sigma = _length(weighed) / length
+            u = _unit(weighed)
             self._keep(op, key, u)
             u = u if masks.projects else masks.on_cols(u)
+        sigma = sigma.to(like.dtype)
         if not image.requires_grad:
             return sigma
         # In training u is kept in 16 bits: half the memory, 0.2 % of a step.
-        return _ThroughProduct.apply(image, sigma, u.to(torch.bfloat16) if u.dtype == torch.float32 else u)
+        kept = u.to(torch.bfloat16) if u.dtype == torch.float32 else u
+        return _ThroughProduct.apply(image, sigma, kept, length)
 
     def _start(self, op: Masked, masks: _Weights, key: NormKey, like: Tensor) -> Tensor:
         if self.starts is None or not self._has_own_vectors(op):
-            start = self._noise((op.batch, *op.in_shape), like)
+            start = _unit(self._noise((op.batch, *op.in_shape), like))
         else:
             assert self.index is not None
             # A saved vector may lie wholly in the columns that today's mask removes; a little of everything does not.
@@ -78,18 +82,18 @@ class PowerNorm(NormRule):
 
 
 class _ThroughProduct(torch.autograd.Function):
-    """sigma = u^T image with its gradient u: the value is known already, so that the product itself is never formed."""
+    """sigma = u^T image / length with its gradient u / length: the value is known, so the product is never formed."""
 
     @staticmethod
-    def forward(ctx: Any, image: Tensor, sigma: Tensor, u: Tensor) -> Tensor:
-        ctx.save_for_backward(u)
+    def forward(ctx: Any, image: Tensor, sigma: Tensor, u: Tensor, length: Tensor) -> Tensor:
+        ctx.save_for_backward(u, length)
         ctx.dtype = image.dtype
         return sigma.clone()
 
     @staticmethod
-    def backward(ctx: Any, grad: Any) -> tuple[Tensor, None, None]:
-        (u,) = ctx.saved_tensors
-        return _shaped(grad, u) * u.to(ctx.dtype), None, None
+    def backward(ctx: Any, grad: Any) -> tuple[Tensor, None, None, None]:
+        u, length = ctx.saved_tensors
+        return (_shaped(grad / length, u) * u).to(ctx.dtype), None, None, None
 
 
 @dataclass(frozen=True)
@@ -128,14 +132,15 @@ def _weigh(v: Tensor, weights: Tensor | None) -> Tensor:
     return torch.where(weights, v, 0.0) if weights.dtype == torch.bool else v * weights.to(v.dtype)
 
 
-def _unit_(v: Tensor) -> Tensor:
-    """v / ||v|| per sample, and 0 for 0; overwrites v, which nobody else may hold."""
-    return v.div_(_shaped(_length(v).clamp(min=torch.finfo(v.dtype).tiny), v))
+def _unit(v: Tensor) -> Tensor:
+    """v / ||v|| per sample, and 0 for 0."""
+    return v / _shaped(_length(v).clamp(min=torch.finfo(torch.float32).tiny), v).to(v.dtype)
 
 
 def _length(v: Tensor) -> Tensor:
-    """||v|| per sample, (B,), in whatever memory format v comes."""
-    return torch.linalg.vector_norm(v, dim=tuple(range(1, v.dim())))
+    """||v|| per sample, (B,), in whatever memory format v comes; of 16-bit numbers in float32."""
+    dtype = torch.float32 if v.dtype in (torch.bfloat16, torch.float16) else v.dtype
+    return torch.linalg.vector_norm(v, dim=tuple(range(1, v.dim())), dtype=dtype)
 
 
 def _shaped(values: Tensor, like: Tensor) -> Tensor:

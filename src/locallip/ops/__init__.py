@@ -1,6 +1,7 @@
 """Bias-free linear maps with exact adjoints."""
 
 from locallip.ops.base import Compose, Identity, LinearOp, Masked, Sum, compose, total
+from locallip.ops.cast import Cast
 from locallip.ops.conv import Conv
 from locallip.ops.dense import Dense
 from locallip.ops.diagonal import Diagonal
@@ -8,6 +9,7 @@ from locallip.ops.pool import average_pool
 from locallip.ops.reshape import Reshape
 
 __all__ = [
+    "Cast",
     "Compose",
     "Conv",
     "Dense",

@@ -182,7 +182,8 @@ class Masked(LinearOp):
     @property
     def batch(self) -> int:
         """Samples that this operator is different for; 1 without masks."""
-        return max((len(weights) for weights in (self.rows, self.cols) if weights is not None), default=1)
+        sizes = [len(weights) for weights in (self.rows, self.cols) if weights is not None]
+        return max(sizes) if sizes else 1
 
     def select(self, index: Tensor | slice) -> Masked:
         """The same map for some samples of the batch."""

@@ -1,0 +1,80 @@
+"""A set of labelled images in memory, and a part of it held out for choices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Split = Literal["train", "test"]
+
+
+@dataclass(frozen=True, eq=False)
+class ImageSet:
+    """Labelled images of one split of a data set, all of one size, in memory.
+
+    Args:
+        name: The data set, as `load_images` knows it.
+        split: "train", "test", or "validation" for what `hold_out` took from the training images.
+        images: (N, C, H, W) uint8, 0 to 255; divide by 255 for the usual [0, 1].
+        labels: (N,) int64, positions in `classes`.
+        classes: Their names.
+    """
+
+    name: str
+    split: str
+    images: Tensor
+    labels: Tensor
+    classes: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if self.images.ndim != 4 or self.images.dtype != torch.uint8:
+            raise ValueError(f"images are (N, C, H, W) uint8, got {tuple(self.images.shape)} {self.images.dtype}")
+        if self.labels.shape != self.images.shape[:1] or self.labels.dtype != torch.int64:
+            expected = f"({len(self.images)},) int64"
+            raise ValueError(f"labels are {expected} for these images, got {tuple(self.labels.shape)} {self.labels.dtype}")
+        if len(self) and not (self.labels.min() >= 0 and self.labels.max() < len(self.classes)):
+            raise ValueError(
+                f"labels run from {self.labels.min()} to {self.labels.max()} but there are {len(self.classes)} classes"
+            )
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __repr__(self) -> str:
+        return f"ImageSet({self.name}, {self.split}: {tuple(self.images.shape)}, {len(self.classes)} classes)"
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of one image."""
+        channels, height, width = self.images.shape[1:]
+        return channels, height, width
+
+    def take(self, index: Tensor, split: str | None = None) -> ImageSet:
+        """The images at these positions, as a set of its own."""
+        return replace(self, images=self.images[index], labels=self.labels[index], split=split or self.split)
+
+
+def hold_out(images: ImageSet, count: int, seed: int = 0) -> tuple[ImageSet, ImageSet]:
+    """Split off `count` images, as evenly over the classes as they allow, and return the rest and the part held out.
+
+    Class sizes of the held-out part differ by at most one, except where a class has too few images. Both parts keep
+    the order of the images; the same seed gives the same parts.
+    """
+    if not 0 <= count < max(len(images), 1):
+        raise ValueError(f"cannot hold out {count} of {len(images)} images: at least one has to remain")
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.randperm(len(images), generator=generator)
+    turn = torch.randperm(len(images.classes), generator=generator)
+    # Classes take turns: the r-th image of a class, in random order, is drawn in round r, at the turn of its class.
+    labels = images.labels.cpu()[order]
+    rounds = torch.empty_like(labels)
+    for label in range(len(images.classes)):
+        members = labels == label
+        rounds[members] = torch.arange(int(members.sum()))
+    drawn = order[torch.argsort(rounds * len(images.classes) + turn[labels])[:count]]
+    held = torch.zeros(len(images), dtype=torch.bool)
+    held[drawn] = True
+    return images.take((~held).nonzero()[:, 0]), images.take(held.nonzero()[:, 0], "validation")

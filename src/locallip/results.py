@@ -1,0 +1,108 @@
+"""Result files: what one training run reached, as the command wrote it, read back and checked."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+
+class WrongResult(ValueError):
+    """A result file that is damaged or not one; the message names the file and is for the user."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """One run: accuracies in `evaluation` are in per cent, times in seconds."""
+
+    path: Path
+    about: Mapping[str, Any]
+    recipe: Mapping[str, Any]
+    training: Mapping[str, Any]
+    evaluation: Mapping[str, Any]
+    model: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        return str(self.recipe["name"])
+
+    @property
+    def seed(self) -> int:
+        return int(self.recipe["seed"])
+
+
+#: Section -> field -> what it must hold; "?" allows null, for what a run left out.
+_FIELDS: dict[str, dict[str, str]] = {
+    "about": {"hardware": "text"},
+    "recipe": {"name": "text", "data": "text", "eps": "text", "seed": "number"},
+    "training": {"seconds": "number", "epochs": "number", "seconds_per_epoch": "number?"},
+    "evaluation": {
+        "split": "text",
+        "images": "number",
+        "clean": "accuracy",
+        "pgd": "accuracy?",
+        "pgd_steps": "number?",
+        "estimate": "accuracy?",
+        "certified": "accuracy?",
+        "guarantee": "text?",
+        "global_lipschitz": "number?",
+        "local_lipschitz": "number?",
+    },
+    "model": {"sha256": "text"},
+}
+
+
+def read_result(path: Path) -> Result:
+    """The run in a result file, or an error that names the file and what is wrong in it."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise WrongResult(f"cannot read {path}: {error.strerror or error}") from None
+    except ValueError as error:
+        raise WrongResult(f"{path} is not valid JSON: {error}") from None
+    if not isinstance(values, dict):
+        raise WrongResult(f"{path} is not a result of `locallip train`: it holds no sections")
+    for section, fields in _FIELDS.items():
+        held = values.get(section)
+        if not isinstance(held, dict):
+            raise WrongResult(f"{path} is not a result of `locallip train`: section {section!r} is missing")
+        for field, kind in fields.items():
+            _check(held, field, kind, f"{path}: {section}.{field}")
+    _check_order(values["evaluation"], path)
+    return Result(path, *(values[section] for section in ("about", "recipe", "training", "evaluation", "model")))
+
+
+def read_results(folder: Path) -> list[Result]:
+    """Every run in `folder`, or in `folder`/runs where that is a folder; nothing is skipped."""
+    if not folder.is_dir():
+        raise WrongResult(f"there is no folder {folder} with results")
+    runs = folder / "runs"
+    return [read_result(path) for path in sorted((runs if runs.is_dir() else folder).glob("*.json"))]
+
+
+def _check(held: Mapping[str, Any], field: str, kind: str, where: str) -> None:
+    if field not in held:
+        raise WrongResult(f"{where} is missing")
+    value, least = held[field], kind.rstrip("?")
+    if value is None and kind.endswith("?"):
+        return
+    if least == "text":
+        right = isinstance(value, str) and bool(value)
+    else:
+        right = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
+        right = right and (least != "accuracy" or value <= 100)
+    if not right:
+        expected = {"text": "text", "number": "a number from 0", "accuracy": "a number from 0 to 100"}[least]
+        raise WrongResult(f"{where} = {value!r}: expected {expected}")
+
+
+def _check_order(evaluation: Mapping[str, Any], path: Path) -> None:
+    """What is certified cannot be attacked, and what is attacked counts as clean: other figures are not of one network."""
+    order = [(name, evaluation[name]) for name in ("certified", "pgd", "clean") if evaluation[name] is not None]
+    for (low, less), (high, more) in pairwise(order):
+        if less > more + 1e-9:
+            raise WrongResult(f"{path}: evaluation.{low} = {less} is above evaluation.{high} = {more}, which cannot be")

@@ -1,0 +1,215 @@
+"""Text for people: the paper's tables beside our results in Markdown, the list of recipes and the list of networks."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from locallip import paper
+from locallip.norms import Guarantee
+from locallip.results import Result, read_results
+from locallip.training import recipe as recipes
+from locallip.zoo import ModelCard, model_cards
+
+EMPTY = "—"
+FAST = "fast-"
+
+NOTE = """Accuracies are per cent of the test images, ours after the last epoch. The paper's certified accuracy of Lipschitz
+methods rests on power iteration, which approaches a norm from below, so it is an estimate. Ours is given both ways: as that
+estimate, and certified with norms that hold with high probability. A run beginning with `fast-` is our own schedule for the
+row above it. An em dash stands where nothing has been run or printed."""
+
+_PAPER = ("Paper: clean", "Paper: PGD", "Paper: certified (estimate)")
+_OURS = ("Run", "Clean", "PGD-100", "Estimate", "Certified (high probability)", "Training time", "Epochs", "Hardware")
+
+
+def table(results: Path) -> str:
+    """The paper's tables beside ours in Markdown, from the result files in `results` (or its folder `runs`)."""
+    runs = read_results(results)
+    sections = [
+        ("Certified training (the paper's Table 2)", _robust(runs)),
+        ("Where power iteration starts (CIFAR-10, 6C2F)", _accuracies(paper.INITIALISATION, runs)),
+        ("Weight of the sparsity loss (Tiny-ImageNet, 8C2F)", _accuracies(paper.SPARSITY, runs)),
+        ("Training time", _times(runs)),
+        ("Adversarial training (CIFAR-10, 6C2F)", _adversarial(runs)),
+    ]
+    others = [run for run in runs if run.name.removeprefix(FAST) not in _in_tables()]
+    if others:
+        sections.append(("Other runs", _markdown(("Data", *_OURS), [[_shown(run), *_ours(run)] for run in others])))
+    return "\n\n".join([NOTE, *(f"## {title}\n\n{body}" for title, body in sections)]) + "\n"
+
+
+def recipe_list() -> str:
+    """The recipes that come with the package, one aligned line each."""
+    names = recipes.names()
+    found = [recipes.find(name) for name in names]
+    rows = [(r.name, f"eps {r.eps}", f"{r.epochs:g} epochs", r.about) for r in found]
+    return _aligned(rows) if rows else "No recipes come with this version."
+
+
+def model_list() -> str:
+    """The trained networks that come with the package, one aligned line each with their measured figures."""
+    rows = [_model_line(card) for card in model_cards()]
+    head = ("network", "eps", "clean", "PGD", "certified", "guarantee", "test images", "trained in", "weights")
+    return _aligned([head, *rows]) if rows else "No trained networks come with this version."
+
+
+def _robust(runs: Sequence[Result]) -> str:
+    parts = []
+    for data, (title, eps) in paper.DATA.items():
+        rows = [row for row in paper.ROBUST if row.data == data]
+        parts.append(f"### {title}, eps = {eps}\n\n{_accuracies(rows, runs)}")
+    return "\n\n".join(parts)
+
+
+def _accuracies(rows: Iterable[paper.Row], runs: Sequence[Result]) -> str:
+    lines: list[list[str]] = []
+    for row in rows:
+        left = [row.method, row.network, *(_printed(value) for value in (row.clean, row.pgd, row.certified))]
+        lines += _beside(left, [_ours(run) for run in _runs_of(row.recipe, runs)])
+    return _markdown(("Method", "Network", *_PAPER, *_OURS), lines)
+
+
+def _times(runs: Sequence[Result]) -> str:
+    lines: list[list[str]] = []
+    for time in paper.TIMES:
+        left = [paper.DATA[time.data][0], time.network, time.method, _printed(time.seconds)]
+        lines += _beside(left, [_our_time(run) for run in _runs_of(time.recipe, runs)])
+    paper_time = "Paper: s an epoch (one V100; four for Tiny-ImageNet)"
+    return _markdown(("Data", "Network", "Method", paper_time, "Run", "Ours: s an epoch", "Peak memory", "Hardware"), lines)
+
+
+def _adversarial(runs: Sequence[Result]) -> str:
+    lines: list[list[str]] = []
+    for row in paper.ADVERSARIAL:
+        bounds = [f"{value:.3g}" for value in paper.LIPSCHITZ[row.method]]
+        left = [row.method, *bounds, *(_printed(value) for value in (row.clean, row.pgd, row.certified))]
+        ours = []
+        for run in _runs_of(row.recipe, runs):
+            name, clean, pgd, estimate, certified, *_ = _ours(run)
+            ours.append([name, *_our_bounds(run), clean, pgd, estimate, certified])
+        lines += _beside(left, ours)
+    lipschitz = ("Paper: global bound", "Paper: local bound")
+    ours_head = ("Run", "Global bound", "Local bound", *_OURS[1:5])
+    return _markdown(("Method", *lipschitz, *_PAPER, *ours_head), lines)
+
+
+def _beside(left: list[str], rights: list[list[str]]) -> list[list[str]]:
+    """The paper's row with our first run beside it, and every further run below with nothing on the left."""
+    return [[*(left if i == 0 else [""] * len(left)), *right] for i, right in enumerate(rights)]
+
+
+def _runs_of(recipe: str | None, runs: Sequence[Result]) -> list[Result | str]:
+    """The runs of a recipe by seed, then those of its fast form; the bare name stands for a recipe without any."""
+    if recipe is None:
+        return [EMPTY]
+    found: list[Result | str] = []
+    for name in (recipe, FAST + recipe):
+        ours = sorted((run for run in runs if run.name == name), key=lambda run: (run.seed, run.path.name))
+        found += ours or ([name] if name == recipe or name in recipes.names() else [])
+    return found
+
+
+def _in_tables() -> set[str]:
+    rows: list[paper.Row | paper.Time] = [*paper.ROBUST, *paper.INITIALISATION, *paper.SPARSITY]
+    rows += [*paper.ADVERSARIAL, *paper.TIMES]
+    return {row.recipe for row in rows if row.recipe is not None}
+
+
+def _ours(run: Result | str) -> list[str]:
+    """The cells of _OURS."""
+    if isinstance(run, str):
+        return [_code(run), *[EMPTY] * (len(_OURS) - 1)]
+    found = run.evaluation
+    pgd, certified = _figure(found["pgd"]), _figure(found["certified"])
+    if found["pgd"] is not None and found["pgd_steps"] != 100:
+        pgd += f" ({found['pgd_steps']} steps)"
+    if found["certified"] is not None and found["guarantee"] != Guarantee.HIGH_PROBABILITY.value:
+        certified += f" ({found['guarantee']})"
+    time = _duration(run.training["seconds"])
+    figures = [_figure(found["clean"]), pgd, _figure(found["estimate"]), certified]
+    return [_label(run), *figures, time, f"{run.training['epochs']:g}", str(run.about["hardware"])]
+
+
+def _our_time(run: Result | str) -> list[str]:
+    if isinstance(run, str):
+        return [_code(run), EMPTY, EMPTY, EMPTY]
+    seconds, memory = run.training["seconds_per_epoch"], run.training.get("peak_memory_gb")
+    shown = [EMPTY if seconds is None else f"{seconds:.3g}", EMPTY if memory is None else f"{memory:.1f} GB"]
+    return [_label(run), *shown, str(run.about["hardware"])]
+
+
+def _our_bounds(run: Result | str) -> list[str]:
+    if isinstance(run, str):
+        return [EMPTY, EMPTY]
+    values = (run.evaluation["global_lipschitz"], run.evaluation["local_lipschitz"])
+    return [EMPTY if value is None else f"{value:.3g}" for value in values]
+
+
+def _label(run: Result) -> str:
+    """The recipe's name and whatever makes this run another than the recipe says."""
+    words = [_code(run.name)]
+    if run.seed:
+        words.append(f"seed {run.seed}")
+    words += _changes(run)
+    if run.evaluation["split"] != "test" or run.evaluation["images"] != paper.TEST_IMAGES.get(run.recipe["data"]):
+        words.append(f"{run.evaluation['images']} {run.evaluation['split']} images")
+    return ", ".join(words)
+
+
+def _changes(run: Result) -> list[str]:
+    if run.name not in recipes.names():
+        return []
+    shipped = dataclasses.asdict(recipes.find(run.name))
+    compared = [key for key in shipped if key not in ("name", "about", "seed") and key in run.recipe]
+    return [f"{key} = {run.recipe[key]}" for key in compared if run.recipe[key] != shipped[key]]
+
+
+def _shown(run: Result) -> str:
+    title, _ = paper.DATA.get(run.recipe["data"], (run.recipe["data"], ""))
+    return f"{title}, eps = {run.recipe['eps']}"
+
+
+def _model_line(card: ModelCard) -> tuple[str, ...]:
+    found = card.evaluation
+    return (
+        card.name,
+        str(found.get("eps", EMPTY)),
+        *(_figure(found[key]) for key in ("clean", "pgd", "certified")),
+        str(found["guarantee"] or EMPTY).replace("_", " "),
+        str(found["images"]),
+        _duration(card.training["seconds"]),
+        str(card.model.get("dtype", EMPTY)),
+    )
+
+
+def _code(name: str) -> str:
+    return name if name == EMPTY else f"`{name}`"
+
+
+def _printed(value: float | None) -> str:
+    """A figure with the paper's decimals."""
+    if value is None:
+        return EMPTY
+    return f"{value:.1f}" if round(value, 1) == value else f"{value:.2f}"
+
+
+def _figure(value: float | None) -> str:
+    return EMPTY if value is None else f"{value:.2f}"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def _markdown(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    rows = [head, ["---"] * len(head), *lines]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows)
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)

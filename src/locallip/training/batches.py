@@ -1,0 +1,97 @@
+"""Batches of training images: on the device where they fit, from pinned memory where not, crops and mirror images included."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from locallip.training.recipe import Augment, Recipe
+
+
+@dataclass(frozen=True)
+class Batch:
+    """x (B, C, H, W) float32 in [0, 1], y (B,) int64, index (B,) int64 of the samples, flipped (B,) bool."""
+
+    x: Tensor
+    y: Tensor
+    index: Tensor
+    flipped: Tensor
+
+
+class Images:
+    """Training images (N, C, H, W) uint8 with labels (N,), kept as rows of pixels with a margin of zeros for crops.
+
+    `resident` keeps them on the device; otherwise they stay in the host's memory, pinned, and each batch is copied.
+    """
+
+    def __init__(
+        self, images: Tensor, labels: Tensor, margin: int, device: torch.device, *, resident: bool = True
+    ):
+        self.count, channels, self.height, self.width = images.shape
+        self.margin, self.device = margin, device
+        home = device if resident else torch.device("cpu")
+        wide = torch.zeros(self.count, self.height + 2 * margin, self.width + 2 * margin, channels, dtype=torch.uint8)
+        wide[:, margin : margin + self.height, margin : margin + self.width] = images.permute(0, 2, 3, 1)
+        self.pixels, self.labels = wide.to(home), labels.to(home)
+        if not resident and device.type == "cuda":
+            self.pixels, self.labels = self.pixels.pin_memory(), self.labels.pin_memory()
+        self.home = home
+
+    def batch(self, index: Tensor, shifts: Tensor) -> Batch:
+        """The samples `index` (B,), cropped and mirrored by their rows of `shifts` (B, 3): top, left, mirrored."""
+        index, shifts = index.to(self.home), shifts.to(self.home)
+        top, left, mirrored = shifts[:, 0], shifts[:, 1], shifts[:, 2].bool()
+        rows = top[:, None] + torch.arange(self.height, device=self.home)
+        across = torch.arange(self.width, device=self.home)
+        columns = left[:, None] + torch.where(mirrored[:, None], across.flip(0), across)
+        pixels = self.pixels[index[:, None, None], rows[:, :, None], columns[:, None, :]]  # (B, H, W, C)
+        pixels, y, index, mirrored = (
+            values.to(self.device, non_blocking=True) for values in (pixels, self.labels[index], index, mirrored)
+        )
+        return Batch(pixels.permute(0, 3, 1, 2).float() / 255, y, index, mirrored)
+
+
+class Epoch:
+    """The order of the samples in one epoch and how each is changed; all of it follows from the seed and the epoch.
+
+    Every batch is full: the last one is filled up with samples from the beginning of the order. Draws are made on the CPU, so
+    they are the same on every device.
+    """
+
+    def __init__(self, count: int, recipe: Recipe, margin: int, epoch: int):
+        generator = torch.Generator().manual_seed(recipe.seed * 1_000_003 + epoch)
+        order = torch.randperm(count, generator=generator)
+        self.batch = min(recipe.batch, count)
+        missing = -count % self.batch
+        self.order = torch.cat([order, order[:missing]])
+        self.shifts = _draw_shifts(len(self.order), recipe.augment, margin, generator)
+
+    def __len__(self) -> int:
+        return len(self.order) // self.batch
+
+    def batches(self, images: Images) -> Iterator[Batch]:
+        order, shifts = self.order.to(images.home), self.shifts.to(images.home)
+        for index, shift in zip(order.split(self.batch), shifts.split(self.batch), strict=True):
+            yield images.batch(index, shift)
+
+
+def _draw_shifts(count: int, augment: Augment, margin: int, generator: torch.Generator) -> Tensor:
+    """(count, 3) int64: top, left, mirrored; the middle of the margin, not mirrored, where nothing is drawn."""
+    shifts = torch.tensor([margin, margin, 0]).repeat(count, 1)
+    if augment != "none":
+        shifts[:, :2] = torch.randint(0, 2 * margin + 1, (count, 2), generator=generator)
+    if augment == "crop_flip":
+        shifts[:, 2] = torch.randint(0, 2, (count,), generator=generator)
+    return shifts
+
+
+def margin_of(augment: Augment, height: int) -> int:
+    """Pixels of zeros around an image from which crops are taken: an eighth of its height (4 for CIFAR-10)."""
+    return 0 if augment == "none" else height // 8
+
+
+def steps_per_epoch(count: int, batch: int) -> int:
+    return -(-count // min(batch, count))

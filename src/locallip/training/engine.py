@@ -1,0 +1,299 @@
+"""One training step: eager on the CPU; on a GPU compiled and captured as one CUDA graph. The same code for both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from locallip.network import Network, in_precision, lower
+from locallip.norms import WarmStarts
+from locallip.norms.starts import jitter
+from locallip.training.batches import Batch
+from locallip.training.objective import FIGURES, Objective, Vectors, layer_names, places
+from locallip.training.recipe import Recipe
+from locallip.training.schedules import Setting
+
+#: Steps before a capture: compilation, choice of convolution algorithms, optimizer state.
+WARMUP_STEPS = 3
+
+
+class Engine:
+    """Parameters, optimizer, saved vectors and sums of figures of one run; `step` trains on one batch.
+
+    `compiled=None` compiles and captures on CUDA and runs eagerly elsewhere.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        recipe: Recipe,
+        input_shape: tuple[int, ...],
+        num_samples: int,
+        device: torch.device,
+        *,
+        compiled: bool | None = None,
+        starts_on: torch.device | None = None,
+    ):
+        self.recipe, self.device = recipe, device
+        self.compiled = device.type == "cuda" if compiled is None else compiled
+        self.model = model.to(device)
+        if device.type == "cuda":
+            lay_out_channels_last(self.model)
+        self.network = lower(self.model, input_shape)
+        self.has_bound = recipe.method not in ("standard", "at", "trades")
+        self.layers = layer_names(self.network)
+        self._prepare_vectors(num_samples, starts_on or device)
+        training_network = self._in_precision(self.network)
+        self.objective = Objective(training_network, recipe, self.noise)
+        self.rate = torch.tensor(recipe.learning_rate, device=device)
+        self.optimizer = torch.optim.Adam(
+            self.model.parameters(),
+            lr=self.rate if device.type == "cuda" else recipe.learning_rate,
+            fused=True if device.type == "cuda" else None,
+            capturable=device.type == "cuda",
+        )
+        self.average = [p.detach().clone() for p in self.model.parameters()] if recipe.ema else []
+        self.eps, self.mix = torch.zeros(1, device=device), torch.zeros((), device=device)
+        self.done = torch.zeros((), device=device)
+        self.sums, self.trouble = self._empty_sums(), Trouble(device)
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._static: tuple[Batch, Vectors] | None = None
+        self._bounded: Callable[..., tuple[Tensor, Tensor, Vectors, Vectors]] = self.objective.bounded
+        if self.compiled and self.has_bound:
+            self._bounded = torch.compile(self.objective.bounded, fullgraph=True, dynamic=False)
+
+    def _in_precision(self, network: Network) -> Network:
+        if self.device.type == "cuda" and self.recipe.precision == "bfloat16":
+            return in_precision(network, torch.bfloat16)
+        return network
+
+    def _prepare_vectors(self, num_samples: int, home: torch.device) -> None:
+        """Start vectors of every layer, and of every sample where the method needs them; `noise` is their jitter."""
+        on_gpu = self.device.type == "cuda"
+        shapes = places(self.network) if self.has_bound else {}
+        lay = _channels_last if on_gpu else _as_is
+        self.noise = {place: lay(jitter(place, shape).to(self.device)) for place, shape in shapes.items()}
+        self.shared = {
+            place: lay(_unit_noise(place, shape, self.recipe.seed).to(self.device)) for place, shape in shapes.items()
+        }
+        self.starts: WarmStarts | None = None
+        if self.recipe.is_local and self.recipe.starts == "saved":
+            dtype = torch.bfloat16 if on_gpu else torch.float32
+            pinned = on_gpu and home.type == "cpu"
+            self.starts = WarmStarts(num_samples, dtype, home, channels_last=on_gpu, pinned=pinned)
+            self.starts.prepare(shapes)
+
+    def _empty_sums(self) -> Tensor:
+        count = len(FIGURES) + (2 * len(self.layers) + len(self.network.stages) - 1 if self.has_bound else 0)
+        return torch.zeros(count, dtype=torch.float64, device=self.device)
+
+    def step(self, batch: Batch, setting: Setting) -> None:
+        """Train on one batch; figures are added up on the device, nothing waits for it."""
+        self._set(setting)
+        vectors = self._take(batch)
+        with arithmetic(self.recipe, self.device):
+            if not self.compiled:
+                after = self._compute(batch, vectors)
+            else:
+                after = self._replay(batch, vectors)
+        self._put_back(batch, after)
+
+    def _set(self, setting: Setting) -> None:
+        self.eps.fill_(setting.eps)
+        self.mix.fill_(setting.mix)
+        if self.device.type == "cuda":
+            self.rate.fill_(setting.learning_rate)
+        else:
+            self.optimizer.param_groups[0]["lr"] = setting.learning_rate
+
+    def _take(self, batch: Batch) -> Vectors:
+        if self.recipe.is_local and self.recipe.starts == "random":
+            return self._random_vectors(len(batch.x))
+        if self.starts is None:
+            return {}
+        index = batch.index.to(self.starts.device)
+        taken = {place: self.starts.take(place, index).to(self.device, non_blocking=True) for place in self.starts.rows}
+        return _mirror(taken, batch.flipped) if self.recipe.flip_starts else taken
+
+    def _random_vectors(self, count: int) -> Vectors:
+        """Fresh directions of length 1 in the mean, (count, *shape) each."""
+        lay = _channels_last if self.device.type == "cuda" else _as_is
+        drawn = {}
+        for place, u in self.noise.items():
+            empty = lay(torch.empty(count, *u.shape[1:], device=self.device))
+            drawn[place] = empty.normal_(std=u[0].numel() ** -0.5)
+        return drawn
+
+    def _put_back(self, batch: Batch, vectors: Vectors) -> None:
+        if self.starts is None:
+            return
+        index = batch.index.to(self.starts.device)
+        for place, u in (_mirror(vectors, batch.flipped) if self.recipe.flip_starts else vectors).items():
+            self.starts.put_back(place, index, u)
+
+    def _compute(self, batch: Batch, vectors: Vectors) -> Vectors:
+        """Loss, gradients, optimizer, figures; returns the batch's vectors after its power iterations."""
+        after: Vectors = {}
+        if self.has_bound:
+            loss, shown, after, shared = self._bounded(batch.x, batch.y, self.eps, self.mix, vectors, self.shared)
+            with torch.no_grad():
+                for place, u in shared.items():
+                    self.shared[place].copy_(u)
+        else:
+            loss, shown = self.objective.attacked(batch.x, batch.y, self.eps, self.mix)
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        self.optimizer.step()
+        with torch.no_grad():
+            self.trouble.watch(loss, shown, self.done)
+            self.sums.add_(shown)
+            self.done.add_(1)
+            if self.average:
+                torch._foreach_lerp_(self.average, list(self.model.parameters()), 1 - self.recipe.ema)
+        return after
+
+    def _replay(self, batch: Batch, vectors: Vectors) -> Vectors:
+        """The same through a CUDA graph, captured with the first batch and fed through the buffers of that batch."""
+        if self._graph is None:
+            self._static = _copies(batch, vectors)
+            self._capture()
+        assert self._static is not None and self._graph is not None
+        static, buffers = self._static
+        for name in ("x", "y"):
+            getattr(static, name).copy_(getattr(batch, name))
+        for place, u in vectors.items():
+            buffers[place].copy_(u)
+        self._graph.replay()
+        return self._after
+
+    def _capture(self) -> None:
+        """Warm up, capture, and put everything back as it was before."""
+        assert self._static is not None
+        kept = self.state()
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(WARMUP_STEPS):
+                self._compute(*self._static)
+        torch.cuda.current_stream().wait_stream(side)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph):
+            self._after = self._compute(*self._static)
+        self.load_state(kept)
+
+    def read_figures(self) -> dict[str, float | list[float]]:
+        """Means since the last call, by name; empties the sums. Waits for the device."""
+        count = max(1.0, float(self.done))
+        values = (self.sums / count).tolist()
+        self.sums.zero_()
+        self.done.zero_()
+        shown: dict[str, float | list[float]] = dict(zip(FIGURES, values, strict=False))
+        if self.has_bound:
+            rest, n = values[len(FIGURES) :], len(self.layers)
+            shown |= {"local_norms": rest[:n], "global_norms": rest[n : 2 * n], "varying": rest[2 * n :]}
+        return shown
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything that a run needs to go on exactly, as named tensors (the samples' vectors apart, see `starts`)."""
+        tensors = {f"model.{name}": p.detach().clone() for name, p in self.model.state_dict().items()}
+        for (name, _), (_, moments) in zip(self.model.named_parameters(), self._moments(), strict=True):
+            tensors |= {f"adam.{name}.{key}": value.detach().clone() for key, value in moments.items()}
+        tensors |= {f"shared.{a}.{b}": u.clone() for (a, b), u in self.shared.items()}
+        tensors |= {f"average.{i}": p.clone() for i, p in enumerate(self.average)}
+        return tensors | {"sums": self.sums.clone(), "done": self.done.clone()}
+
+    def _moments(self) -> list[tuple[Tensor, dict[str, Tensor]]]:
+        """Adam's state per parameter, made (as zeros) where no step has been taken yet."""
+        made = []
+        for p in self.model.parameters():
+            state = self.optimizer.state[p]
+            if not state:
+                home = p.device if self.device.type == "cuda" else torch.device("cpu")
+                state["step"] = torch.zeros((), dtype=torch.float32, device=home)
+                state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(p), torch.zeros_like(p)
+            made.append((p, state))
+        return made
+
+    @torch.no_grad()
+    def load_state(self, tensors: dict[str, Tensor]) -> None:
+        """Copy a state in place: a captured graph goes on reading and writing the same memory."""
+        for name, p in self.model.state_dict().items():
+            p.copy_(tensors[f"model.{name}"])
+        for (name, _), (_, moments) in zip(self.model.named_parameters(), self._moments(), strict=True):
+            for key, value in moments.items():
+                value.copy_(tensors[f"adam.{name}.{key}"])
+        for (a, b), u in self.shared.items():
+            u.copy_(tensors[f"shared.{a}.{b}"])
+        for i, p in enumerate(self.average):
+            p.copy_(tensors[f"average.{i}"])
+        self.sums.copy_(tensors["sums"])
+        self.done.copy_(tensors["done"])
+
+
+class Trouble:
+    """The first step whose loss or figures were not finite, found on the device and read once an epoch."""
+
+    def __init__(self, device: torch.device):
+        self.step = torch.full((), -1.0, device=device)
+        self.shown: Tensor | None = None
+
+    def watch(self, loss: Tensor, shown: Tensor, step: Tensor) -> None:
+        if self.shown is None:
+            self.shown = torch.zeros_like(shown)
+        fine = torch.isfinite(loss)
+        first = ~fine & (self.step < 0)
+        self.shown.copy_(torch.where(first, shown, self.shown))
+        self.step.copy_(torch.where(first, step, self.step))
+
+
+def lay_out_channels_last(model: nn.Module) -> None:
+    """Keep weights and thresholds in the order (height, width, channels), in which GPU convolutions are fastest."""
+    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    for p in model.parameters():
+        if p.dim() == 3:
+            p.data = p.data.permute(1, 2, 0).contiguous().permute(2, 0, 1)
+
+
+@contextmanager
+def arithmetic(recipe: Recipe, device: torch.device) -> Iterator[None]:
+    """TF32 products where the recipe allows them, for the time of a step."""
+    if device.type != "cuda":
+        yield
+        return
+    allowed = recipe.precision != "float32"
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = allowed
+    torch.backends.cudnn.benchmark = True
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark = before
+
+
+def _mirror(vectors: Vectors, flipped: Tensor) -> Vectors:
+    """Image-shaped vectors of the mirrored samples, mirrored too."""
+    return {
+        place: torch.where(flipped[:, None, None, None], u.flip(-1), u) if u.dim() == 4 else u for place, u in vectors.items()
+    }
+
+
+def _copies(batch: Batch, vectors: Vectors) -> tuple[Batch, Vectors]:
+    static = Batch(_channels_last(batch.x.clone()), batch.y.clone(), batch.index.clone(), batch.flipped.clone())
+    return static, {place: u.clone() for place, u in vectors.items()}
+
+
+def _unit_noise(place: tuple[int, int], shape: torch.Size, seed: int) -> Tensor:
+    """A random direction, (1, *shape), the same on every device."""
+    noise = torch.randn(1, *shape, generator=torch.Generator().manual_seed(seed + 7919 * place[0] + place[1]))
+    return noise / noise.norm()
+
+
+def _channels_last(v: Tensor) -> Tensor:
+    return v.contiguous(memory_format=torch.channels_last) if v.dim() == 4 else v
+
+
+def _as_is(v: Tensor) -> Tensor:
+    return v

@@ -1,0 +1,228 @@
+"""A recipe: everything that decides what a training run does, as one flat record that a TOML file or a command line fills."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, Literal, get_args, get_type_hints
+
+from locallip.models import ACTIVATIONS, ARCHITECTURES
+
+Method = Literal["local-b", "local-g", "bcp", "gloro", "lmt", "ibp", "standard", "at", "trades"]
+Starts = Literal["saved", "random"]
+Augment = Literal["none", "crop", "crop_flip"]
+Precision = Literal["float32", "tf32", "bfloat16"]
+DataName = Literal["embedded", "mnist", "cifar10", "tiny-imagenet"]
+
+#: Methods whose loss needs a spectral norm per sample.
+LOCAL_METHODS = ("local-b", "local-g")
+
+RECIPES = Path(__file__).resolve().parent.parent / "recipes"
+
+
+class WrongRecipe(ValueError):
+    """A recipe that is missing, cannot be read, or asks for something impossible; the message is for the user."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One training run. Epochs are passes over the training images; fractions of them are allowed in the schedules.
+
+    Args:
+        name: Stands in result files.
+        about: One line for people.
+        data: Which images.
+        architecture: One of the networks of `locallip models`.
+        activation: What stands between the layers.
+        method: The loss and the bound behind it.
+        eps: Radius to certify, exact: a number or a fraction such as 36/255.
+        eps_train: Radius to train for; the paper goes a little beyond eps.
+        epochs: Passes over the training images.
+        batch: Images a step.
+        learning_rate: Adam's rate at the start.
+        end_learning_rate: Its rate at the end.
+        decay_epoch: Epoch from which the rate falls exponentially (m in the paper).
+        warmup_epochs: Epochs of plain cross entropy before eps and lambda begin to grow.
+        ramp_epochs: Epochs over which eps and lambda grow linearly to their targets (n in the paper), warm-up included.
+        mix_target: Lambda at the end of its ramp: the weight of the worst logits in the mixed loss.
+        power_steps: Power iterations a step, per sample and layer.
+        starts: Where power iteration begins: at the vectors saved in the epoch before, or at random.
+        box_radii: Radii that cut the boxes: the paper's global ones, or the local ones found so far.
+        sparsity: Weight of the sparsity loss.
+        theta_weight: Weight of its term at the upper threshold.
+        threshold: Start of the learnable thresholds.
+        init: How weights begin.
+        augment: Changes of the training images: random crops from zero padding (4 pixels; 2 for MNIST), and mirror images.
+        flip_starts: Mirror a sample's saved vectors together with the sample.
+        precision: Arithmetic of training on a GPU; evaluation is in float32 and float64 always.
+        ema: Decay per step of an average of the weights that replaces them at the end; 0 for none.
+        attack_steps: Steps of the attack inside adversarial training and TRADES.
+        trades_weight: Beta of TRADES.
+        validation: Hold out so many training images and report on them; the test images are not read before the end.
+        seed: Start of every random draw.
+    """
+
+    name: str
+    data: DataName
+    architecture: str
+    method: Method
+    eps: str
+    eps_train: float
+    epochs: float
+    about: str = ""
+    activation: str = "relu_theta"
+    batch: int = 256
+    learning_rate: float = 1e-3
+    end_learning_rate: float = 1e-6
+    decay_epoch: float = 0.0
+    warmup_epochs: float = 0.0
+    ramp_epochs: float = 0.0
+    mix_target: float = 1.0
+    power_steps: int = 2
+    starts: Starts = "saved"
+    box_radii: Literal["local", "global"] = "global"
+    sparsity: float = 0.0
+    theta_weight: float = 0.1
+    threshold: float = 1.0
+    init: Literal["default", "orthogonal"] = "default"
+    augment: Augment = "none"
+    flip_starts: bool = False
+    precision: Precision = "bfloat16"
+    ema: float = 0.0
+    attack_steps: int = 10
+    trades_weight: float = 6.0
+    validation: int = 0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    @property
+    def is_local(self) -> bool:
+        return self.method in LOCAL_METHODS
+
+
+def check(recipe: Recipe) -> None:
+    """Refuse what cannot be run, naming the field, what it holds and what it may hold."""
+    hints = get_type_hints(Recipe)
+    for field in fields(Recipe):
+        value, kind = getattr(recipe, field.name), hints[field.name]
+        allowed = {"architecture": tuple(ARCHITECTURES), "activation": tuple(ACTIVATIONS)}.get(field.name, get_args(kind))
+        if allowed and value not in allowed:
+            raise WrongRecipe(f"{field.name} = {value!r}: choose one of {', '.join(map(str, allowed))}{_nearest(value, allowed)}")
+        if not allowed and not _is(value, kind):
+            raise WrongRecipe(f"{field.name} = {value!r}: expected {_KINDS[kind]}")
+    for name, least, most in _RANGES:
+        value = getattr(recipe, name)
+        if not least <= value <= most:
+            raise WrongRecipe(f"{name} = {value}: must lie between {least:g} and {most:g}")
+    radius(recipe)
+    if recipe.end_learning_rate > recipe.learning_rate:
+        raise WrongRecipe(
+            f"end_learning_rate = {recipe.end_learning_rate} is above learning_rate = {recipe.learning_rate}: the rate only falls"
+        )
+    for name in ("decay_epoch", "ramp_epochs", "warmup_epochs"):
+        if getattr(recipe, name) > recipe.epochs:
+            raise WrongRecipe(f"{name} = {getattr(recipe, name):g} lies behind the last epoch, {recipe.epochs:g}")
+    if recipe.warmup_epochs > recipe.ramp_epochs > 0:
+        raise WrongRecipe(
+            f"warmup_epochs = {recipe.warmup_epochs:g} lies behind ramp_epochs = {recipe.ramp_epochs:g}, which includes it"
+        )
+    if recipe.flip_starts and (recipe.augment != "crop_flip" or not recipe.is_local or recipe.starts != "saved"):
+        raise WrongRecipe("flip_starts needs augment = 'crop_flip', a local method and starts = 'saved'")
+
+
+def radius(recipe: Recipe) -> Fraction:
+    """The exact eps."""
+    try:
+        value = Fraction(recipe.eps)
+    except (ValueError, ZeroDivisionError):
+        raise WrongRecipe(f"eps = {recipe.eps!r} is neither a number nor a fraction such as 36/255") from None
+    if value <= 0:
+        raise WrongRecipe(f"eps = {recipe.eps} must be above 0")
+    return value
+
+
+_INF = float("inf")
+#: Field, least and largest value.
+_RANGES: tuple[tuple[str, float, float], ...] = (
+    ("eps_train", 0.0, 1e6),
+    ("epochs", 0.0, 1e6),
+    ("batch", 1, 1_000_000),
+    ("learning_rate", 1e-12, 1e3),
+    ("end_learning_rate", 0.0, 1e3),
+    ("decay_epoch", 0.0, _INF),
+    ("warmup_epochs", 0.0, _INF),
+    ("ramp_epochs", 0.0, _INF),
+    ("mix_target", 0.0, 1.0),
+    ("power_steps", 1, 1000),
+    ("sparsity", 0.0, 1e6),
+    ("theta_weight", 0.0, 1e6),
+    ("threshold", 0.0, 1e6),
+    ("ema", 0.0, 0.999999),
+    ("attack_steps", 1, 1000),
+    ("trades_weight", 0.0, 1e6),
+    ("validation", 0, 1_000_000),
+    ("seed", 0, 2**31 - 1),
+)
+
+_KINDS: dict[Any, str] = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
+
+
+def _is(value: object, kind: Any) -> bool:
+    if kind is float:
+        return isinstance(value, (int, float)) and not isinstance(value, bool) and value == value
+    return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+
+
+def from_mapping(values: Mapping[str, Any], *, where: str) -> Recipe:
+    """A recipe from the fields of a file; `where` names it in messages."""
+    known = [field.name for field in fields(Recipe)]
+    for name in values:
+        if name not in known:
+            raise WrongRecipe(f"{where}: unknown field {name!r}{_nearest(name, known)}; the fields are {', '.join(known)}")
+    needed = [f.name for f in fields(Recipe) if f.default is dataclasses.MISSING and f.name not in values]
+    if needed:
+        raise WrongRecipe(f"{where}: missing {', '.join(needed)}")
+    try:
+        return Recipe(**values)
+    except WrongRecipe as error:
+        raise WrongRecipe(f"{where}: {error}") from None
+
+
+def read(path: Path) -> Recipe:
+    """The recipe in a TOML file; its name is the file's unless it says otherwise."""
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise WrongRecipe(f"cannot read {path}: {error.strerror or error}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise WrongRecipe(f"{path} is not valid TOML: {error}") from None
+    return from_mapping({"name": path.stem, **values}, where=str(path))
+
+
+def names() -> list[str]:
+    """The recipes that come with the package."""
+    return sorted(path.stem for path in RECIPES.glob("*.toml"))
+
+
+def find(name: str) -> Recipe:
+    """A recipe by its name, or by the path of a TOML file of one's own."""
+    if name.endswith(".toml"):
+        return read(Path(name))
+    if name not in names():
+        raise WrongRecipe(
+            f"there is no recipe {name!r}{_nearest(name, names())}; `locallip recipes` lists them, and the path of a .toml "
+            "file of your own works too"
+        )
+    return read(RECIPES / f"{name}.toml")
+
+
+def _nearest(name: object, known: Any) -> str:
+    close = difflib.get_close_matches(str(name), [str(k) for k in known], n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""

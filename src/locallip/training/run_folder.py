@@ -1,0 +1,404 @@
+"""The folder of one training run: what was asked for, where it ran, how it went, and checkpoints that survive a kill.
+
+A checkpoint is two files: a .safetensors file with all tensors and a .json file with plain values, the name of the tensor
+file and its SHA-256. Both are written under a temporary name, synced and renamed, the .json last: at every instant the
+.json files that exist describe complete checkpoints. Nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import re
+import shutil
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from locallip.provenance import environment
+
+README = """This folder holds one training run of locallip.
+
+config.json        the recipe: everything that decided what the run did
+environment.json   command, commit, versions and hardware; under "resumed" the same for every later start
+metrics.jsonl      one JSON object per epoch
+checkpoints/       the state after the last two saved epochs: tensors in .safetensors, plain values in .json
+model.safetensors  the trained network, there once the run is complete
+
+locallip train RECIPE --out THIS_FOLDER --resume goes on with a run that was stopped.
+"""
+
+PART = ".part"  # files of this suffix are unfinished and may be deleted
+KEPT = 2
+_CHUNK = 2**26  # bytes of a tensor that are copied from the device, hashed and written at a time
+_NAME = re.compile(r"state-(\d+)\.json")
+_DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+
+class RunFolderError(RuntimeError):
+    """The run folder cannot be used as asked; the message is for the user."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What `save` was given."""
+
+    epoch: int
+    tensors: dict[str, Tensor]
+    values: dict[str, Any]
+
+
+class RunFolder:
+    """A run folder that exists; `create` makes one or opens it to go on."""
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+        self.checkpoints = self.path / "checkpoints"
+        self._metrics = self.path / "metrics.jsonl"
+
+    @classmethod
+    def create(cls, path: str | Path, recipe: Mapping[str, Any], resume: bool = False) -> RunFolder:
+        """A new folder for this recipe, or with `resume` the one that is there, if its recipe is the same."""
+        folder = cls(path)
+        if resume:
+            folder._check_recipe(recipe)
+        else:
+            folder._check_unused()
+        with folder._reported("cannot be used as a run folder"):
+            folder.checkpoints.mkdir(parents=True, exist_ok=True)
+            for unfinished in (*folder.path.glob(f"*{PART}"), *folder.checkpoints.glob(f"*{PART}")):
+                unfinished.unlink()
+            # The recipe comes first: with it the folder counts as a run, which can be resumed.
+            if not resume:
+                _write(folder.path / "config.json", _as_json(recipe))
+            _write(folder.path / "environment.json", _as_json(folder._environment(resume)))
+            _write(folder.path / "README.txt", README.encode())
+        return folder
+
+    def _check_unused(self) -> None:
+        with self._reported("cannot be used as a run folder"):
+            if (self.path / "config.json").exists():
+                raise RunFolderError(f"{self.path} already holds a run: --resume goes on with it, another --out starts anew")
+            if self.path.exists() and not self.path.is_dir():
+                raise RunFolderError(f"{self.path} is a file: choose another --out")
+            known = {"checkpoints"}  # what a start that was killed at once leaves behind
+            strange = [p.name for p in self.path.glob("*") if p.suffix != PART and p.name not in known]
+        if strange:
+            listed = ", ".join(sorted(strange)[:3]) + (", ..." if len(strange) > 3 else "")
+            raise RunFolderError(f"{self.path} is not empty ({listed}) and holds no run: choose another --out")
+
+    def _check_recipe(self, recipe: Mapping[str, Any]) -> None:
+        config = self.path / "config.json"
+        with self._reported("cannot be read"):
+            if not config.is_file():
+                raise RunFolderError(f"there is no run in {self.path} to resume: leave out --resume to start one")
+            stored = _read_json(config)
+        asked = json.loads(_as_json(recipe))
+        names = [*stored, *(name for name in asked if name not in stored)]
+        differ = [
+            f"{name} is {_shown(stored, name)} there and {_shown(asked, name)} now"
+            for name in names
+            if name not in stored or name not in asked or stored[name] != asked[name]
+        ]
+        if differ:
+            raise RunFolderError(
+                f"the run in {self.path} has another recipe: {'; '.join(differ)}. Resume with the same recipe, or start "
+                "anew with another --out"
+            )
+
+    def _environment(self, resume: bool) -> dict[str, Any]:
+        if not resume:
+            return environment()
+        try:
+            first = _read_json(self.path / "environment.json")
+        except (OSError, ValueError):  # lost, and nothing rests on it
+            first = {}
+        return {**first, "resumed": [*first.get("resumed", []), environment()]}
+
+    def check_space(self, bytes_needed: int) -> None:
+        """Raise `RunFolderError` if a file cannot be written here or fewer than `bytes_needed` are free.
+
+        While a checkpoint is saved the two before it are still there, so a run needs room for three.
+        """
+        trial = self.checkpoints / f"trial{PART}"
+        with self._reported("cannot be written to"):
+            self.checkpoints.mkdir(parents=True, exist_ok=True)
+            try:
+                with open(trial, "wb") as file:
+                    file.write(b"locallip")
+                    _sync(file)
+            finally:
+                trial.unlink(missing_ok=True)
+            free = shutil.disk_usage(self.checkpoints).free
+        if free < bytes_needed:
+            raise RunFolderError(f"{self.path} needs {_size(bytes_needed)} of disk space, {_size(free)} are free")
+
+    def save(self, epoch: int, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
+        """Write the checkpoint of an epoch; whatever happens, a complete one is on disk once there was one.
+
+        `values` must be made of what JSON knows: tuples come back as lists, keys as text.
+        """
+        body = {"epoch": epoch, "values": json.loads(json.dumps(values))}
+        header, order = _layout(tensors)
+        target = self.checkpoints / f"state-{epoch}.json"
+        name = self._unused(f"state-{epoch}")
+        try:
+            with self._reported(f"could not take the checkpoint of epoch {epoch}", self._last_good):
+                self.checkpoints.mkdir(parents=True, exist_ok=True)
+                with open(_part(name), "wb") as file:
+                    digest = _write_tensors(file, header, order)
+                    _sync(file)
+                _rename(_part(name), name)
+                body |= {"tensors": name.name, "sha256": digest, "sha256_values": _digest(body["values"])}
+                _write(target, _as_json(body))
+        finally:
+            self._remove([_part(name), name], unless_needed_by=[epoch])
+        self._remove_all_but(epoch)
+
+    def _unused(self, stem: str) -> Path:
+        """A name for a tensor file: never that of an older one, which a .json file in place may still need."""
+        path, count = self.checkpoints / f"{stem}.safetensors", 1
+        while path.exists():
+            count += 1
+            path = self.checkpoints / f"{stem}-{count}.safetensors"
+        return path
+
+    def _remove_all_but(self, newest: int) -> None:
+        """Keep `newest` and the one before it; later ones belong to a past that was abandoned."""
+        kept = [epoch for epoch in self._epochs() if epoch <= newest][:KEPT]
+        self._remove([self.checkpoints / f"state-{epoch}.json" for epoch in self._epochs() if epoch not in kept], [])
+        self._remove(list(self.checkpoints.glob("state-*.safetensors")), unless_needed_by=kept)
+
+    def _remove(self, paths: list[Path], unless_needed_by: list[int]) -> None:
+        """Delete files, but no tensor file of these epochs' checkpoints; in doubt, and on errors, they stay."""
+        with suppress(OSError):
+            needed = set()
+            for epoch in unless_needed_by:
+                with suppress(FileNotFoundError, ValueError, KeyError):
+                    needed.add(_read_json(self.checkpoints / f"state-{epoch}.json")["tensors"])
+            for path in paths:
+                if path.name not in needed:
+                    path.unlink(missing_ok=True)
+
+    def _epochs(self) -> list[int]:
+        """The epochs of the checkpoints that are there, newest first."""
+        found = (_NAME.fullmatch(path.name) for path in self.checkpoints.glob("state-*.json"))
+        return sorted((int(match[1]) for match in found if match), reverse=True)
+
+    def _last_good(self) -> str:
+        epochs = self._epochs()
+        if not epochs:
+            return "there is no earlier checkpoint"
+        return f"the last good checkpoint, {self.checkpoints / f'state-{epochs[0]}.json'}, is kept"
+
+    def load(self, device: str | torch.device = "cpu") -> Checkpoint | None:
+        """The newest checkpoint that is whole, with a warning for every damaged one passed over; None without any."""
+        wrong = []
+        for epoch in self._epochs():
+            path = self.checkpoints / f"state-{epoch}.json"
+            try:
+                return self._read(path, torch.device(device))
+            except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+                wrong.append(f"{path} cannot be used: {error if str(error) else type(error).__name__}")
+                warnings.warn(f"{wrong[-1]}; looking for an earlier checkpoint", stacklevel=2)
+        if wrong:
+            raise RunFolderError(f"no checkpoint in {self.checkpoints} is whole: {'; '.join(wrong)}")
+        return None
+
+    def _read(self, path: Path, device: torch.device) -> Checkpoint:
+        body = _read_json(path)
+        for field in ("epoch", "values", "tensors", "sha256", "sha256_values"):
+            if field not in body:
+                raise ValueError(f"the field {field!r} is missing")
+        if path.name != f"state-{body['epoch']}.json" or _digest(body["values"]) != body["sha256_values"]:
+            raise ValueError("its values are not those that were saved")
+        file = self.checkpoints / Path(body["tensors"]).name
+        if not file.is_file():
+            raise ValueError(f"its tensor file {file.name} is missing")
+        with open(file, "rb") as content:
+            found = hashlib.file_digest(content, "sha256").hexdigest()
+        if found != body["sha256"]:
+            raise ValueError(f"its tensor file {file.name} is damaged: SHA-256 {found}, expected {body['sha256']}")
+        # A copy, as what safetensors returns may be a view of the file, which later checkpoints remove.
+        with safe_open(file, framework="pt", device=str(device)) as stored:
+            tensors = {name: stored.get_tensor(name).clone() for name in stored.keys()}  # noqa: SIM118 - not a dict
+        return Checkpoint(body["epoch"], tensors, body["values"])
+
+    def append_metrics(self, row: Mapping[str, Any]) -> None:
+        """One more line of metrics.jsonl; NaN and infinities become null."""
+        line = (json.dumps(_finite(row), allow_nan=False) + "\n").encode()
+        with self._reported("could not take another line of metrics.jsonl"), open(self._metrics, "ab", buffering=0) as file:
+            size = file.tell()
+            try:
+                if file.write(line) < len(line):  # on a disk that has just become full
+                    raise OSError(None, "the line was cut short")
+            except OSError:
+                with suppress(OSError):
+                    file.truncate(size)
+                raise
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """All rows of metrics.jsonl; a line that a kill left half written is passed over."""
+        if not self._metrics.exists():
+            return []
+        with self._reported("cannot be read"):
+            lines = self._metrics.read_bytes().split(b"\n")
+        rows = []
+        for number, line in enumerate(lines[:-1], start=1):  # behind the last newline: nothing, or half a line
+            try:
+                row = json.loads(line)
+                if not isinstance(row, dict):
+                    raise ValueError("not an object")
+                rows.append(row)
+            except ValueError as error:
+                warnings.warn(f"{self._metrics}, line {number}, is damaged and left out: {error}", stacklevel=2)
+        return rows
+
+    def truncate_metrics(self, epoch: int) -> None:
+        """Drop the rows after `epoch` and any half-written line: what a resumed run will write again."""
+        if not self._metrics.exists():
+            return
+        rows = [row for row in self.metrics() if not row.get("epoch", epoch) > epoch]
+        with self._reported("could not take metrics.jsonl"):
+            _write(self._metrics, b"".join((json.dumps(row) + "\n").encode() for row in rows))
+
+    @contextmanager
+    def _reported(self, what: str, consequence: Any = None) -> Iterator[None]:
+        """Errors of the operating system as `RunFolderError`, in words; `consequence` is asked only then."""
+        try:
+            yield
+        except OSError as error:
+            why = error.strerror or str(error)
+            end = f"; {consequence()}" if consequence else ""
+            raise RunFolderError(f"{self.path} {what}: {why}{end}") from error
+        except ValueError as error:
+            raise RunFolderError(f"{self.path} {what}: {error}") from error
+
+
+def _layout(tensors: Mapping[str, Tensor]) -> tuple[bytes, list[Tensor]]:
+    """The head of a safetensors file and the tensors in the order in which they follow it, wide types first."""
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, Tensor) or tensor.dtype not in _DTYPES:
+            what = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
+            raise TypeError(f"the tensor {name!r} cannot be saved: {what} has no place in a safetensors file")
+    order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+    entries, end = {}, 0
+    for name in order:
+        tensor = tensors[name]
+        begin, end = end, end + tensor.numel() * tensor.element_size()
+        entries[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
+    text = json.dumps(entries).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text, [tensors[name] for name in order]
+
+
+def _write_tensors(file: BinaryIO, header: bytes, tensors: list[Tensor]) -> str:
+    """Header and tensors, piece by piece so that vectors of many gigabytes need no second copy; returns the SHA-256."""
+    digest = hashlib.sha256(header)
+    file.write(header)
+    for tensor in tensors:
+        if not tensor.numel():
+            continue
+        for piece in tensor.detach().contiguous().reshape(-1).view(torch.uint8).split(_CHUNK):
+            content = piece.cpu().numpy().data
+            digest.update(content)
+            file.write(content)
+    return digest.hexdigest()
+
+
+def _write(path: Path, content: bytes) -> None:
+    """A whole file at once: readers see the old content or the new."""
+    part = _part(path)
+    try:
+        with open(part, "wb") as file:
+            file.write(content)
+            _sync(file)
+        _rename(part, path)
+    except BaseException:
+        with suppress(OSError):
+            part.unlink()
+        raise
+
+
+def _rename(part: Path, path: Path) -> None:
+    os.replace(part, path)
+    _sync_folder(path.parent)
+
+
+def _part(path: Path) -> Path:
+    return path.with_name(path.name + PART)
+
+
+def _sync(file: BinaryIO) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make renames in a folder last through a power cut, where the system offers it."""
+    if os.name == "nt":
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _as_json(values: Mapping[str, Any]) -> bytes:
+    return (json.dumps(values, indent=1) + "\n").encode()
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise ValueError(f"{path.name} is not valid JSON ({error})") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{path.name} does not hold a JSON object")
+    return content
+
+
+def _digest(values: Any) -> str:
+    """SHA-256 of plain values."""
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+def _finite(value: Any) -> Any:
+    """The same plain values with null for NaN and infinities, which JSON does not know."""
+    if isinstance(value, Mapping):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _shown(recipe: Mapping[str, Any], name: str) -> str:
+    return repr(recipe[name]) if name in recipe else "absent"
+
+
+def _size(count: int) -> str:
+    for unit, width in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if count >= width:
+            return f"{count / width:.1f} {unit} ({count:,} bytes)"
+    return f"{count:,} bytes"

@@ -1,0 +1,266 @@
+"""Networks on disk: safetensors files that say how to build themselves, and the trained ones that come with the package.
+
+Nothing is ever unpickled. A file holds the weights and, in its metadata, one JSON record: architecture, activation,
+input_shape and classes, by which the network is built again, and whatever else is known about it. The record is a single
+string because safetensors writes several in no fixed order: equal networks give equal files and checksums.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from locallip.models import build_model
+from locallip.results import read_result
+
+WEIGHTS = Path(__file__).resolve().parent / "weights"
+MODEL_FILE = "model.safetensors"
+
+#: What a file may store; all three turn into float32 without rounding.
+STORED = (torch.float32, torch.float16, torch.bfloat16)
+
+_RECORD = "locallip"
+_NEEDED = ("architecture", "activation", "input_shape", "classes")
+_PICKLES = (".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".bin")
+
+
+class WrongModel(ValueError):
+    """A network that is missing, damaged or not ours; the message is for the user."""
+
+
+@dataclass(frozen=True)
+class ModelCard:
+    """A network that comes with the package, and what was measured with just these weights (accuracies in per cent)."""
+
+    name: str
+    sha256: str
+    recipe: str
+    evaluation: Mapping[str, Any]
+    training: Mapping[str, Any]
+    hardware: str
+    model: Mapping[str, Any]
+
+
+def save_model(path: str | Path, model: nn.Module, about: Mapping[str, Any], dtype: torch.dtype | None = None) -> None:
+    """Write the weights and `about` to a safetensors file, whole or not at all.
+
+    `about` needs architecture, activation, input_shape and classes. `dtype` (float16 or bfloat16) rounds the weights for
+    storage: then it is the loaded network that should be certified, not this one.
+    """
+    path = Path(path)
+    if dtype not in (None, *STORED):
+        raise WrongModel(f"weights cannot be stored as {dtype}: choose one of {', '.join(map(str, STORED))}")
+    tensors = {name: _storable(name, value, dtype) for name, value in model.state_dict().items()}
+    _check_weights(tensors, _skeleton(about, "about"), "this network")
+    write_atomically(path, save(tensors, metadata={_RECORD: _encode(about)}))
+
+
+def load_model(name_or_path: str | Path) -> nn.Module:
+    """A network in eval mode and float32, its weights exactly those stored.
+
+    Takes the name of a network that comes with the package, a run folder or a .safetensors file; a name wins over a
+    folder of the same name, which `./name` reaches.
+    """
+    path, name = Path(name_or_path), str(name_or_path)
+    cards = {card.name: card for card in model_cards()}
+    if name in cards:
+        return _load_file(_shipped(cards[name]))
+    if path.is_dir():
+        if not (path / MODEL_FILE).is_file():
+            raise WrongModel(f"the folder {path} holds no {MODEL_FILE}: has its training ended?")
+        return _load_file(path / MODEL_FILE)
+    if path.is_file():
+        return _load_file(path)
+    raise WrongModel(_unknown(name, cards))
+
+
+def read_about(path: str | Path) -> dict[str, Any]:
+    """The record in a network's file."""
+    return _read(Path(path))[0]
+
+
+def model_cards() -> list[ModelCard]:
+    """The networks that come with the package, by name."""
+    index = WEIGHTS / "index.json"
+    try:
+        entries = json.loads(index.read_text(encoding="utf-8"))
+        return [ModelCard(name=name, **entries[name]) for name in sorted(dict(entries))]
+    except OSError as error:
+        raise WrongModel(f"cannot read {index}: {error.strerror or error}") from None
+    except (ValueError, TypeError) as error:
+        raise WrongModel(f"{index} is damaged: {error}") from None
+
+
+def add_to_zoo(result: str | Path, model: str | Path, name: str | None = None) -> ModelCard:
+    """Ship a trained network: copy its file and put the figures of its result file into the index.
+
+    Args:
+        result: The result file of the run.
+        model: The file that was evaluated; its checksum must be the one in the result.
+        name: What `load_model` shall call it; the recipe's name unless given.
+    """
+    found, data, path = read_result(Path(result)), Path(model).read_bytes(), Path(model)
+    about = _read(path)[0]
+    checksum = hashlib.sha256(data).hexdigest()
+    if checksum != found.model["sha256"]:
+        raise WrongModel(f"{path} has the checksum {checksum}, but {result} was measured with {found.model['sha256']}")
+    if about.get("recipe") != found.name:
+        raise WrongModel(f"{path} is of the recipe {about.get('recipe')!r}, but {result} is of {found.name!r}")
+    name = name or found.name
+    if not name.replace("-", "").replace(".", "").isalnum():
+        raise WrongModel(f"{name!r} is no name for a network: use letters, digits, '-' and '.'")
+    _load_file(path)
+    training = {key: found.training[key] for key in ("seconds", "epochs")}
+    card = ModelCard(name, checksum, found.name, found.evaluation, training, str(found.about["hardware"]), found.model)
+    entries = {known.name: _entry(known) for known in model_cards()} | {name: _entry(card)}
+    # The weights go first: between the two writes an old entry meets new weights, and the checksum says so.
+    write_atomically(WEIGHTS / f"{name}.safetensors", data)
+    text = json.dumps(dict(sorted(entries.items())), indent=1) + "\n"
+    write_atomically(WEIGHTS / "index.json", text.encode())
+    return card
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write a file so that a crash leaves the old one or the new one, never a part."""
+    half = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with open(half, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(half, path)
+    except BaseException:
+        half.unlink(missing_ok=True)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _entry(card: ModelCard) -> dict[str, Any]:
+    return {key: value for key, value in vars(card).items() if key != "name"}
+
+
+def _shipped(card: ModelCard) -> Path:
+    """The file behind a card, its checksum verified."""
+    path = WEIGHTS / f"{card.name}.safetensors"
+    try:
+        with open(path, "rb") as file:
+            checksum = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise WrongModel(f"cannot read {path}: {error.strerror or error}; install the package again") from None
+    if checksum != card.sha256:
+        raise WrongModel(f"{path} is damaged: its checksum is {checksum}, expected {card.sha256}; install the package again")
+    return path
+
+
+def _load_file(path: Path) -> nn.Module:
+    about, tensors = _read(path)
+    model = _skeleton(about, str(path))
+    _check_weights(tensors, model, str(path))
+    model.load_state_dict({name: value.float() for name, value in tensors.items()}, assign=True)
+    return model.eval()
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The record and the tensors as stored."""
+    _refuse_pickle(path)
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, it is not a mapping
+    except (OSError, SafetensorError) as error:
+        raise WrongModel(f"{path} is not a readable safetensors file: {error}") from None
+    try:
+        about = json.loads(metadata[_RECORD])
+    except KeyError:
+        raise WrongModel(f"{path} does not say what network it holds: it was not written by locallip") from None
+    except ValueError as error:
+        raise WrongModel(f"{path}: its record is not valid JSON: {error}") from None
+    if not isinstance(about, dict):
+        raise WrongModel(f"{path}: its record names no fields")
+    return about, tensors
+
+
+def _refuse_pickle(path: Path) -> None:
+    """Loading a pickle runs what it contains; a safetensors file has an opening brace behind its 8 bytes of length."""
+    try:
+        with open(path, "rb") as file:
+            head = file.read(9)
+    except OSError as error:
+        raise WrongModel(f"cannot read {path}: {error.strerror or error}") from None
+    looks = head.startswith((b"PK\x03\x04", b"\x80")) and head[8:] != b"{"
+    if path.suffix.lower() in _PICKLES or looks:
+        raise WrongModel(
+            f"{path} is a pickle or meant to be one, and unpickling runs whatever it contains. Only .safetensors files are "
+            "loaded: build your network, load its weights into it yourself and certify that"
+        )
+
+
+def _skeleton(about: Mapping[str, Any], where: str) -> nn.Module:
+    """The network of a record, without memory for weights and without drawing random numbers."""
+    missing = [key for key in _NEEDED if key not in about]
+    if missing:
+        raise WrongModel(f"{where}: the record lacks {', '.join(missing)}")
+    shape, classes = about["input_shape"], about["classes"]
+    sizes = [*shape, classes] if isinstance(shape, (list, tuple)) else []
+    if len(sizes) != 4 or not all(type(size) is int and size > 0 for size in sizes):
+        raise WrongModel(f"{where}: input_shape = {shape!r}, classes = {classes!r}: expected (C, H, W) and a whole number")
+    try:
+        with torch.device("meta"):
+            return build_model(str(about["architecture"]), tuple(shape), classes, str(about["activation"]))
+    except ValueError as error:
+        raise WrongModel(f"{where}: {error}") from None
+
+
+def _storable(name: str, value: Tensor, dtype: torch.dtype | None) -> Tensor:
+    if value.dtype not in STORED:
+        raise WrongModel(f"{name} is {value.dtype}: networks are stored in {', '.join(map(str, STORED))}")
+    # A copy: parts of one storage, or a channels-last layout, cannot be written.
+    return value.detach().to("cpu", dtype or value.dtype).contiguous().clone(memory_format=torch.contiguous_format)
+
+
+def _check_weights(tensors: Mapping[str, Tensor], model: nn.Module, where: str) -> None:
+    expected = model.state_dict()
+    for word, names in (("lacks", expected.keys() - tensors.keys()), ("has no place for", tensors.keys() - expected.keys())):
+        if names:
+            raise WrongModel(f"{where} {word} {_some(names)}: its weights are not of the network that its record names")
+    for name, value in tensors.items():
+        if value.shape != expected[name].shape:
+            raise WrongModel(f"{where}: {name} is {tuple(value.shape)}, expected {tuple(expected[name].shape)}")
+        if value.dtype not in STORED:
+            raise WrongModel(f"{where}: {name} is {value.dtype}, expected one of {', '.join(map(str, STORED))}")
+        if not bool(value.isfinite().all()):
+            raise WrongModel(f"{where}: {name} holds values that are not finite in {value.dtype}")
+
+
+def _encode(about: Mapping[str, Any]) -> str:
+    try:
+        return json.dumps(dict(about), sort_keys=True, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise WrongModel(f"about cannot be written as JSON: {error}") from None
+
+
+def _some(names: Iterable[str]) -> str:
+    ordered = sorted(names)
+    return ", ".join(ordered[:3]) + (f" and {len(ordered) - 3} more" if len(ordered) > 3 else "")
+
+
+def _unknown(name: str, cards: Mapping[str, ModelCard]) -> str:
+    close = difflib.get_close_matches(name, list(cards), n=1)
+    hint = f" (did you mean {close[0]!r}?)" if close else ""
+    known = f"the networks that come with locallip are {', '.join(cards)}" if cards else "no networks come with this version"
+    return f"there is no network, folder or file {name!r}{hint}; {known}"

@@ -1,0 +1,195 @@
+"""The tables: every figure of the paper is there, results land beside their row, and a bad file is named."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from locallip import paper, tables
+from locallip.results import WrongResult, read_result
+from locallip.training.recipe import find, names
+
+RESULT: dict[str, Any] = {
+    "about": {"command": "locallip train", "hardware": "One GPU", "seed": 0, "wall_seconds": 500.0},
+    "recipe": asdict(find("cifar10-6c2f-local-b")),
+    "training": {"seconds": 462.0, "epochs": 800, "seconds_per_epoch": 0.5775, "peak_memory_gb": 14.25, "validation": None},
+    "evaluation": {
+        "split": "test",
+        "images": 10_000,
+        "eps": "36/255",
+        "clean": 71.23,
+        "pgd": 65.17,
+        "pgd_steps": 100,
+        "estimate": 54.91,
+        "power_steps": 200,
+        "certified": 54.72,
+        "guarantee": "high_probability",
+        "failure_prob": 1e-9,
+        "global_certified": 51.0,
+        "global_lipschitz": 7.94,
+        "local_lipschitz": 6.53,
+    },
+    "model": {"sha256": "0" * 64, "parameters": 2_250_000, "dtype": "float32"},
+}
+
+
+def written(folder: Path, file: str = "run.json", **changes: dict[str, Any]) -> Path:
+    """A result file with `changes` by section."""
+    values = copy.deepcopy(RESULT)
+    for section, fields in changes.items():
+        values[section].update(fields)
+    folder.mkdir(exist_ok=True)
+    (folder / file).write_text(json.dumps(values))
+    return folder / file
+
+
+def cells(text: str, section: str, run: str) -> list[list[str]]:
+    """The rows of a section whose run begins with this recipe's name, as cells."""
+    body = text.split(f"## {section}", 1)[1].split("\n## ", 1)[0]
+    rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in body.splitlines() if line.startswith("|")]
+    return [row for row in rows if any(re.match(f"`{re.escape(run)}`", cell) for cell in row)]
+
+
+def test_without_results_the_papers_figures_stand_beside_dashes(tmp_path: Path):
+    text = tables.table(tmp_path)
+    for row in paper.ROBUST:
+        figures = f"| {row.method} | {row.network} | {row.clean:.1f} | {row.pgd:.1f} | {row.certified:.1f} |"
+        assert figures in text
+    (row,) = cells(text, "Certified training", "cifar10-6c2f-local-b")
+    assert row[:5] == ["Local-Lip-B", "6C2F", "70.7", "64.8", "54.3"]
+    assert row[6:] == ["—"] * 7
+    assert "| CIFAR-10 | 6C2F | Local-Lip | 69.8 | `cifar10-6c2f-local-b` | — | — | — |" in text
+    assert "Other runs" not in text
+
+
+def test_every_row_of_a_table_has_as_many_cells_as_its_head(tmp_path: Path):
+    written(tmp_path)
+    width = None
+    for line in tables.table(tmp_path).splitlines():
+        if not line.startswith("|"):
+            width = None
+            continue
+        count = len(re.findall(r"(?<!\\)\|", line))
+        assert width in (None, count), line
+        width = count
+
+
+def test_a_result_stands_beside_its_row_in_every_table_that_has_it(tmp_path: Path):
+    written(tmp_path / "runs")
+    (tmp_path / "speed.json").write_text('{"not": "a run"}')  # beside the folder `runs`, so none of our business
+    text = tables.table(tmp_path)
+    ours = ["`cifar10-6c2f-local-b`", "71.23", "65.17", "54.91", "54.72", "7.7 min", "800", "One GPU"]
+    for section in ("Certified training", "Where power iteration starts"):
+        (row,) = cells(text, section, "cifar10-6c2f-local-b")
+        assert row[5:] == ours
+    (row,) = cells(text, "Training time", "cifar10-6c2f-local-b")
+    assert row == ["CIFAR-10", "6C2F", "Local-Lip", "69.8", ours[0], "0.578", "14.2 GB", "One GPU"]
+    (row,) = cells(text, "Adversarial training", "cifar10-6c2f-local-b")
+    assert row[6:] == [ours[0], "7.94", "6.53", *ours[1:5]]
+
+
+def test_seeds_and_the_fast_run_are_rows_of_their_own_below(tmp_path: Path):
+    written(tmp_path, "c.json", recipe={"name": "fast-cifar10-6c2f-local-b"}, evaluation={"clean": 70.0})
+    written(tmp_path, "b.json", recipe={"seed": 1}, evaluation={"clean": 70.5})
+    written(tmp_path, "a.json")
+    lines = tables.table(tmp_path).splitlines()
+    first = next(i for i, line in enumerate(lines) if line.startswith("| Local-Lip-B | 6C2F"))
+    assert "| `cifar10-6c2f-local-b` | 71.23 |" in lines[first]
+    assert lines[first + 1].startswith("|  |  |  |  |  | `cifar10-6c2f-local-b`, seed 1 | 70.50 |")
+    assert lines[first + 2].startswith("|  |  |  |  |  | `fast-cifar10-6c2f-local-b`")
+    assert "| 70.00 |" in lines[first + 2]
+
+
+def test_a_fast_run_without_the_full_one_leaves_that_visibly_empty(tmp_path: Path):
+    written(tmp_path, recipe={"name": "fast-cifar10-6c2f-local-b"})
+    (full,) = cells(tables.table(tmp_path), "Certified training", "cifar10-6c2f-local-b")
+    assert full[6:] == ["—"] * 7
+
+
+def test_a_run_says_where_it_is_other_than_its_recipe_or_the_protocol(tmp_path: Path):
+    changed = {"split": "validation", "images": 500, "pgd_steps": 20, "guarantee": "deterministic"}
+    written(tmp_path, recipe={"epochs": 60, "eps": "0.141"}, evaluation=changed)
+    (row,) = cells(tables.table(tmp_path), "Certified training", "cifar10-6c2f-local-b")
+    assert row[5] == "`cifar10-6c2f-local-b`, eps = 0.141, epochs = 60, 500 validation images"
+    assert row[7] == "65.17 (20 steps)"
+    assert row[9] == "54.72 (deterministic)"
+
+
+def test_what_a_run_left_out_is_a_dash(tmp_path: Path):
+    nothing = dict.fromkeys(
+        ("pgd", "pgd_steps", "estimate", "certified", "guarantee", "global_lipschitz", "local_lipschitz")
+    )
+    written(tmp_path, training={"seconds_per_epoch": None, "seconds": 59.6, "peak_memory_gb": None}, evaluation=nothing)
+    text = tables.table(tmp_path)
+    (row,) = cells(text, "Certified training", "cifar10-6c2f-local-b")
+    assert row[6:11] == ["71.23", "—", "—", "—", "60 s"]
+    assert cells(text, "Training time", "cifar10-6c2f-local-b")[0][5:7] == ["—", "—"]
+
+
+def test_a_run_of_no_row_is_shown_all_the_same(tmp_path: Path):
+    written(tmp_path, recipe={"name": "mine", "data": "embedded", "eps": "0.5"}, evaluation={"images": 500})
+    (row,) = cells(tables.table(tmp_path), "Other runs", "mine")
+    assert row[:3] == ["embedded, eps = 0.5", "`mine`, 500 test images", "71.23"]
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "3", '{"about": {}}', '{"settings": {"batch": 64}}', "\x00"])
+def test_a_damaged_or_foreign_file_is_named(tmp_path: Path, content: str):
+    written(tmp_path, "good.json")
+    (tmp_path / "odd.json").write_text(content)
+    with pytest.raises(WrongResult, match=r"odd\.json"):
+        tables.table(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("section", "field", "value"),
+    [
+        ("evaluation", "clean", None),
+        ("evaluation", "clean", 101),
+        ("evaluation", "clean", float("nan")),
+        ("evaluation", "certified", "54.3"),
+        ("evaluation", "certified", True),
+        ("evaluation", "images", -1),
+        ("training", "seconds", None),
+        ("recipe", "name", ""),
+        ("recipe", "seed", "0"),
+        ("about", "hardware", 7),
+        ("model", "sha256", None),
+    ],
+)
+def test_a_wrong_value_is_named_with_its_file(tmp_path: Path, section: str, field: str, value: object):
+    path = written(tmp_path, **{section: {field: value}})
+    with pytest.raises(WrongResult, match=rf"run\.json: {section}\.{field} = "):
+        read_result(path)
+
+
+@pytest.mark.parametrize("wrong", [{"certified": 65.18}, {"pgd": 71.24}, {"certified": 80.0, "pgd": None}])
+def test_figures_that_contradict_each_other_are_refused(tmp_path: Path, wrong: dict[str, Any]):
+    with pytest.raises(WrongResult, match=r"run\.json: evaluation\.\w+ = [\d.]+ is above evaluation"):
+        read_result(written(tmp_path, evaluation=wrong))
+
+
+def test_a_field_that_is_missing_is_named(tmp_path: Path):
+    values = copy.deepcopy(RESULT)
+    del values["evaluation"]["estimate"]
+    (tmp_path / "run.json").write_text(json.dumps(values))
+    with pytest.raises(WrongResult, match=r"run\.json: evaluation\.estimate is missing"):
+        tables.table(tmp_path)
+
+
+def test_a_folder_that_is_not_there_is_an_error(tmp_path: Path):
+    with pytest.raises(WrongResult, match=r"there is no folder .*absent"):
+        tables.table(tmp_path / "absent")
+
+
+def test_the_list_of_recipes_has_one_aligned_line_each():
+    lines = tables.recipe_list().splitlines()
+    assert [line.split()[0] for line in lines] == names()
+    assert len({line.index("eps ") for line in lines}) == 1
+    (line,) = [line for line in lines if line.startswith("mnist-4c3f-bcp ")]
+    assert line.endswith(find("mnist-4c3f-bcp").about)
