@@ -1,4 +1,4 @@
-"""Readers of MNIST, CIFAR-10 and Tiny-ImageNet: right files give the right images, wrong ones are named, none is executed."""
+"""Readers of MNIST, CIFAR-10 and Tiny-ImageNet: right files give right images, wrong ones are named, none is executed."""
 
 import gzip
 import hashlib
@@ -96,6 +96,8 @@ def test_the_seed_decides_which_images_are_held_out():
     first, again, other = (hold_out(whole, 20, seed)[1].images for seed in (0, 0, 1))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
+    lonely = {int(hold_out(whole, 1, seed)[1].labels) for seed in range(20)}
+    assert lonely == {0, 1}  # no class is favoured by its number
 
 
 def test_a_class_that_runs_out_is_made_up_for_by_the_others():
@@ -742,7 +744,8 @@ def test_without_pillow_the_need_is_said(tmp_path, monkeypatch):
 
 
 def test_pillow_is_not_needed_for_the_rest():
-    code = "import sys; sys.modules['PIL'] = None; from locallip.data import load_images as f; print(len(f('embedded', 'test')))"
+    hidden = "import sys; sys.modules['PIL'] = None"
+    code = f"{hidden}\nfrom locallip.data import load_images\nprint(len(load_images('embedded', 'test')))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout.strip()) == (0, "10000"), done.stderr
 

@@ -420,7 +420,6 @@ print("survived", k, reached[-1])
 """
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_killed_at_every_call_and_at_random_moments(tmp_path):
     assert "survived" in run_script(KILLED, tmp_path)
 

@@ -19,17 +19,19 @@ def pgd_l2(
     step_share: float = 0.25,
     input_domain: tuple[float, float] | None = None,
     generator: torch.Generator | None = None,
+    target: Tensor | None = None,
 ) -> Tensor:
     """Projected gradient ascent on the cross entropy in the l2 ball, steps of `step_share` * eps (Madry et al. 2018).
 
     x (B, *shape), y (B,), eps (B,). Returns for every sample the point of its path where the margin of the label is
-    smallest, (B, *shape); points stay inside the ball and the domain.
+    smallest, (B, *shape); points stay inside the ball and the domain. `target` (B, C) are probabilities to climb away
+    from instead of the labels, as TRADES does.
     """
     reach = eps.reshape(-1, *[1] * (x.dim() - 1))
     point = _random_start(x, reach, input_domain, generator)
     best, best_margin = x.clone(), torch.full_like(eps, float("inf"))
     for step in range(steps + 1):
-        lead, slope = _lead_and_slope(logits, point, y)
+        lead, slope = _lead_and_slope(logits, point, y, target)
         better = lead < best_margin
         best_margin = torch.where(better, lead, best_margin)
         best = torch.where(better.reshape(reach.shape), point, best)
@@ -78,12 +80,15 @@ def _random_start(x: Tensor, reach: Tensor, domain: tuple[float, float] | None, 
     return _project(x, delta * reach, reach, domain)
 
 
-def _lead_and_slope(logits: Callable[[Tensor], Tensor], point: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+def _lead_and_slope(
+    logits: Callable[[Tensor], Tensor], point: Tensor, y: Tensor, target: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """The margin of the label at each point, (B,), and the gradient of the cross entropy, (B, *shape)."""
     with torch.enable_grad():
         point = point.detach().requires_grad_()
         output = logits(point)
-        (slope,) = torch.autograd.grad(F.cross_entropy(output, y, reduction="sum"), point)
+        loss = F.cross_entropy(output, y if target is None else target, reduction="sum")
+        (slope,) = torch.autograd.grad(loss, point)
     return margins(output.detach(), y), slope
 
 

@@ -84,7 +84,7 @@ class Clip(Activation):
     def _clip(self, *values: Tensor) -> tuple[Tensor, ...]:
         high = self._high(values[0].dtype)
         high = high if isinstance(high, Tensor) else values[0].new_full((), high)
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # a compiler chooses itself what to keep
             return _ClipByte.apply(self.low, high, *values)[:-1]
         return tuple(torch.clamp(z, z.new_full((), self.low), high) for z in values)
 

@@ -65,16 +65,14 @@ def hold_out(images: ImageSet, count: int, seed: int = 0) -> tuple[ImageSet, Ima
     """
     if not 0 <= count < max(len(images), 1):
         raise ValueError(f"cannot hold out {count} of {len(images)} images: at least one has to remain")
-    generator = torch.Generator().manual_seed(seed)
-    order = torch.randperm(len(images), generator=generator)
-    turn = torch.randperm(len(images.classes), generator=generator)
-    # Classes take turns: the r-th image of a class, in random order, is drawn in round r, at the turn of its class.
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))
+    # The r-th image of each class, in random order, is drawn in round r; within a round the random order decides.
     labels = images.labels.cpu()[order]
     rounds = torch.empty_like(labels)
     for label in range(len(images.classes)):
         members = labels == label
         rounds[members] = torch.arange(int(members.sum()))
-    drawn = order[torch.argsort(rounds * len(images.classes) + turn[labels])[:count]]
+    drawn = order[torch.argsort(rounds, stable=True)[:count]]
     held = torch.zeros(len(images), dtype=torch.bool)
     held[drawn] = True
     return images.take((~held).nonzero()[:, 0]), images.take(held.nonzero()[:, 0], "validation")

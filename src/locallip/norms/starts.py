@@ -58,12 +58,18 @@ class WarmStarts:
     def put(self, key: NormKey, index: Tensor, u: Tensor) -> None:
         self.rows[key[:2]].index_copy_(0, index, self._flat(u).to(self.dtype))
 
-    def take(self, place: Place, index: Tensor) -> Tensor:
-        """The vectors of a batch, `index` (B,) on the device of the vectors; (B, *shape)."""
-        return self._shaped(self.rows[place].index_select(0, index), self.shapes[place])
+    def take(self, place: Place, index: Tensor, into: Tensor) -> Tensor:
+        """The vectors of the samples `index` (B,), (B, *shape); `into` (B, numel) is where their numbers go."""
+        rows = self.rows[place]
+        if rows.device == into.device:
+            torch.index_select(rows, 0, index, out=into)
+        else:
+            into.copy_(rows.index_select(0, index.to(rows.device)), non_blocking=True)
+        return self._shaped(into, self.shapes[place])
 
     def put_back(self, place: Place, index: Tensor, u: Tensor) -> None:
-        self.rows[place].index_copy_(0, index, self._flat(u).to(self.device, self.dtype))
+        rows = self.rows[place]
+        rows.index_copy_(0, index.to(rows.device), self._flat(u).to(rows.device, self.dtype))
 
     def jitter(self, key: NormKey, shape: torch.Size, like: Tensor) -> Tensor:
         """A little of every direction, (1, *shape), to be added to a start that today's mask may have made vanish."""

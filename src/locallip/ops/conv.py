@@ -78,7 +78,10 @@ class Conv(LinearOp):
         """The kernel of the adjoint: turned round in space, input and output channels exchanged within each group."""
         out, group_in, *kernel = weight.shape
         grouped = weight.reshape(self.groups, out // self.groups, group_in, *kernel).transpose(1, 2)
-        return grouped.flip(list(range(3, grouped.dim()))).reshape(self.groups * group_in, out // self.groups, *kernel)
+        turned = grouped.flip(list(range(3, grouped.dim()))).reshape(self.groups * group_in, out // self.groups, *kernel)
+        if weight.dim() == 4 and weight.is_contiguous(memory_format=torch.channels_last) and not weight.is_contiguous():
+            return turned.contiguous(memory_format=torch.channels_last)  # else the convolution converts it at every call
+        return turned
 
     def apply_abs(self, r: Tensor) -> Tensor:
         return self._forward(r, self.weight().to(r.dtype).abs())

@@ -72,9 +72,11 @@ class Epoch:
     def __len__(self) -> int:
         return len(self.order) // self.batch
 
-    def batches(self, images: Images) -> Iterator[Batch]:
+    def batches(self, images: Images, first: int = 0) -> Iterator[Batch]:
+        """The batches from number `first` on."""
         order, shifts = self.order.to(images.home), self.shifts.to(images.home)
-        for index, shift in zip(order.split(self.batch), shifts.split(self.batch), strict=True):
+        pairs = list(zip(order.split(self.batch), shifts.split(self.batch), strict=True))
+        for index, shift in pairs[first:]:
             yield images.batch(index, shift)
 
 

@@ -59,6 +59,7 @@ class Engine:
         self.eps, self.mix = torch.zeros(1, device=device), torch.zeros((), device=device)
         self.done = torch.zeros((), device=device)
         self.sums, self.trouble = self._empty_sums(), Trouble(device)
+        self._buffers: Vectors = {}
         self._graph: torch.cuda.CUDAGraph | None = None
         self._static: tuple[Batch, Vectors] | None = None
         self._bounded: Callable[..., tuple[Tensor, Tensor, Vectors, Vectors]] = self.objective.bounded
@@ -114,8 +115,13 @@ class Engine:
             return self._random_vectors(len(batch.x))
         if self.starts is None:
             return {}
-        index = batch.index.to(self.starts.device)
-        taken = {place: self.starts.take(place, index).to(self.device, non_blocking=True) for place in self.starts.rows}
+        if not self._buffers:
+            shapes = self.starts.shapes.items()
+            self._buffers = {
+                place: torch.empty(len(batch.x), shape.numel(), dtype=self.starts.dtype, device=self.device)
+                for place, shape in shapes
+            }
+        taken = {place: self.starts.take(place, batch.index, into) for place, into in self._buffers.items()}
         return _mirror(taken, batch.flipped) if self.recipe.flip_starts else taken
 
     def _random_vectors(self, count: int) -> Vectors:
@@ -130,9 +136,8 @@ class Engine:
     def _put_back(self, batch: Batch, vectors: Vectors) -> None:
         if self.starts is None:
             return
-        index = batch.index.to(self.starts.device)
         for place, u in (_mirror(vectors, batch.flipped) if self.recipe.flip_starts else vectors).items():
-            self.starts.put_back(place, index, u)
+            self.starts.put_back(place, batch.index, u)
 
     def _compute(self, batch: Batch, vectors: Vectors) -> Vectors:
         """Loss, gradients, optimizer, figures; returns the batch's vectors after its power iterations."""
@@ -165,7 +170,8 @@ class Engine:
         for name in ("x", "y"):
             getattr(static, name).copy_(getattr(batch, name))
         for place, u in vectors.items():
-            buffers[place].copy_(u)
+            if buffers[place].data_ptr() != u.data_ptr():
+                buffers[place].copy_(u)
         self._graph.replay()
         return self._after
 
@@ -282,7 +288,7 @@ def _mirror(vectors: Vectors, flipped: Tensor) -> Vectors:
 
 def _copies(batch: Batch, vectors: Vectors) -> tuple[Batch, Vectors]:
     static = Batch(_channels_last(batch.x.clone()), batch.y.clone(), batch.index.clone(), batch.flipped.clone())
-    return static, {place: u.clone() for place, u in vectors.items()}
+    return static, dict(vectors)
 
 
 def _unit_noise(place: tuple[int, int], shape: torch.Size, seed: int) -> Tensor:

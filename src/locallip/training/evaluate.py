@@ -136,7 +136,7 @@ class _Evaluation:
     def _attacked(self, network: Network, steps: int, seed: int) -> Tensor:
         """The images that are right and stay so."""
         index = self.shares["clean"].nonzero()[:, 0]
-        generator = torch.Generator(self.device).manual_seed(seed)
+        generator = torch.Generator(self.x.device).manual_seed(seed)
         kept = withstands(
             network,
             self.x[index],
@@ -278,18 +278,41 @@ def _plain_float32() -> Iterator[None]:
 
 @contextmanager
 def _tf32_off() -> Iterator[None]:
-    # Torch has an older pair of switches, which also sets the newer one, and complains where the two disagree: so the older
-    # is set, and both are put back.
-    cuda, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    newer: list[Any] = [cuda, getattr(cudnn, "conv", None)] if hasattr(cuda, "fp32_precision") else []
+    """Products of float32 numbers in float32.
+
+    Torch has two generations of switches for it. The older one raises when read where the newer disagrees with it, and the
+    newer is not there before torch 2.9; so both are set, and both put back.
+    """
+    newer = _precision_switches()
     saved = [switch.fp32_precision for switch in newer]
-    precision = torch.get_float32_matmul_precision()
-    convolutions = saved[1] == "tf32" if saved else cudnn.allow_tf32
-    cuda.allow_tf32, cudnn.allow_tf32 = False, False
+    products, convolutions = _older_switches()
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = False
+    for switch in newer:
+        switch.fp32_precision = "ieee"
     try:
         yield
     finally:
-        torch.set_float32_matmul_precision(precision)
-        cudnn.allow_tf32 = convolutions
+        torch.set_float32_matmul_precision(products)
+        torch.backends.cudnn.allow_tf32 = convolutions
         for switch, value in zip(newer, saved, strict=True):
             switch.fp32_precision = value
+
+
+def _precision_switches() -> list[Any]:
+    backends: Any = torch.backends
+    if not hasattr(backends.cuda.matmul, "fp32_precision"):
+        return []
+    return [backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn, backends.mkldnn.matmul, backends.mkldnn.conv]
+
+
+def _older_switches() -> tuple[str, bool]:
+    """Their values, or torch's own defaults where only the newer ones were used."""
+    try:
+        products = torch.get_float32_matmul_precision()
+    except RuntimeError:
+        products = "highest"
+    try:
+        return products, torch.backends.cudnn.allow_tf32
+    except RuntimeError:
+        return products, True

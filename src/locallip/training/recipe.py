@@ -56,7 +56,7 @@ class Recipe:
         sparsity: Weight of the sparsity loss.
         theta_weight: Weight of its term at the upper threshold.
         threshold: Start of the learnable thresholds.
-        init: How weights begin.
+        init: How weights begin: as torch does it, convolutions by He et al. (fan-out, no bias), or orthogonal.
         augment: Changes of the training images: random crops from zero padding (4 pixels; 2 for MNIST), and mirror images.
         flip_starts: Mirror a sample's saved vectors together with the sample.
         precision: Arithmetic of training on a GPU; evaluation is in float32 and float64 always.
@@ -89,7 +89,7 @@ class Recipe:
     sparsity: float = 0.0
     theta_weight: float = 0.1
     threshold: float = 1.0
-    init: Literal["default", "orthogonal"] = "default"
+    init: Literal["default", "he", "orthogonal"] = "default"
     augment: Augment = "none"
     flip_starts: bool = False
     precision: Precision = "bfloat16"
@@ -105,6 +105,11 @@ class Recipe:
     @property
     def is_local(self) -> bool:
         return self.method in LOCAL_METHODS
+
+    @property
+    def draws(self) -> bool:
+        """Whether a step draws random numbers of its own."""
+        return self.method in ("at", "trades") or (self.is_local and self.starts == "random")
 
 
 def check(recipe: Recipe) -> None:
@@ -129,7 +134,7 @@ def check(recipe: Recipe) -> None:
     for name in ("decay_epoch", "ramp_epochs", "warmup_epochs"):
         if getattr(recipe, name) > recipe.epochs:
             raise WrongRecipe(f"{name} = {getattr(recipe, name):g} lies behind the last epoch, {recipe.epochs:g}")
-    if recipe.warmup_epochs > recipe.ramp_epochs > 0:
+    if recipe.warmup_epochs > recipe.ramp_epochs:
         raise WrongRecipe(
             f"warmup_epochs = {recipe.warmup_epochs:g} lies behind ramp_epochs = {recipe.ramp_epochs:g}, which includes it"
         )
@@ -155,7 +160,7 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("epochs", 0.0, 1e6),
     ("batch", 1, 1_000_000),
     ("learning_rate", 1e-12, 1e3),
-    ("end_learning_rate", 0.0, 1e3),
+    ("end_learning_rate", 1e-12, 1e3),
     ("decay_epoch", 0.0, _INF),
     ("warmup_epochs", 0.0, _INF),
     ("ramp_epochs", 0.0, _INF),
