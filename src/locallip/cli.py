@@ -5,17 +5,35 @@ from __future__ import annotations
 import platform
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated
 
 import torch
 
 import locallip
 from locallip import demo as demonstration
+from locallip import tables
 from locallip.certify.inputs import as_eps
-from locallip.data import DamagedData
+from locallip.data import DamagedData, MissingData
+from locallip.results import WrongResult
+from locallip.training.fit import Diverged, Options, Stopped, fit
+from locallip.training.recipe import Recipe, WrongRecipe, find
+from locallip.training.run_folder import RunFolderError
+from locallip.zoo import WrongModel
 
 DESCRIPTION = """Image classifiers whose robustness to l2-bounded changes is proved. For example:
 `locallip demo` trains and certifies a small network in one to two minutes,
-`locallip demo --help` lists its options, and `locallip --version` says what is installed."""
+`locallip recipes` lists what can be trained, `locallip train RECIPE --help` the options of a recipe,
+`locallip demo --help` lists those of the demo, and `locallip --version` says what is installed."""
+
+TRAIN_USAGE = """usage: locallip train RECIPE [--out RUN] [--data-root DIR] [--resume] [any field of the recipe]
+
+RECIPE is a name from `locallip recipes` or the path of a .toml file of your own. For example:
+  locallip train fast-cifar10-6c2f-local-b --data-root data
+  locallip train cifar10-6c2f-local-b --epochs 100 --decay-epoch 50 --ramp-epochs 50 --out runs/short
+  locallip train RECIPE --help     all options and fields, with the values of that recipe
+"""
 
 MISSING_EXTRA = "locallip: the command line needs the extra 'cli': pip install 'locallip[cli]', or '.[cli]' in a clone"
 
@@ -42,7 +60,95 @@ def demo(eps: str = "0.5", epochs: int = 8, seed: int = 0, limit: int = 500, ima
     demonstration.run(radius, epochs, seed, limit, images)
 
 
-COMMANDS: dict[str, Callable[..., None]] = {"demo": demo}
+def recipes() -> None:
+    """List the recipes for `locallip train`: the rows of the paper's tables, and faster ones of our own."""
+    print(tables.recipe_list())
+
+
+def models() -> None:
+    """List the trained networks that come with the package, with their measured figures."""
+    print(tables.model_list())
+
+
+def table(results: Path = Path("results")) -> None:
+    """Print the paper's tables beside our own results, in Markdown.
+
+    Args:
+        results: The folder of result files that `locallip train` writes.
+    """
+    print(tables.table(results))
+
+
+@dataclass(frozen=True)
+class Train:
+    """Train a network by a recipe; any field of the recipe can be changed here.
+
+    Args:
+        recipe: The recipe's own fields.
+        out: Run folder to write; runs/RECIPE if not given.
+        data_root: Folder that holds the data sets; LOCALLIP_DATA or ./data if not given.
+        download: Fetch missing data from its official place.
+        resume: Go on with the run in --out.
+        device: Such as cpu or cuda:1; the first GPU if there is one.
+        evaluate: Evaluate on the test images at the end.
+        limit: Evaluate on the first so many images only.
+        results: Also write the result file here, as RECIPE.json.
+        stop_after: Save and stop after so many seconds, as Ctrl-C does.
+    """
+
+    recipe: Recipe
+    out: Path | None = None
+    data_root: Path | None = None
+    download: bool = False
+    resume: bool = False
+    device: str | None = None
+    evaluate: bool = True
+    limit: int | None = None
+    results: Path | None = None
+    stop_after: float | None = None
+
+
+def train(args: Sequence[str]) -> None:
+    """`locallip train RECIPE ...`: the recipe is read first, as its values are the defaults of its fields."""
+    import tyro
+
+    if not args or args[0] in ("-h", "--help"):
+        print(TRAIN_USAGE, end="")
+        return
+    name, *rest = args
+    _check(not name.startswith("-"), f"the recipe comes first: locallip train RECIPE {name} ...; `locallip recipes` lists them")
+    flat = Annotated[Train, tyro.conf.OmitArgPrefixes]
+    asked = tyro.cli(flat, args=rest, default=Train(find(name)), prog=f"locallip train {name}")  # type: ignore[arg-type]
+    _check(asked.limit is None or asked.limit > 0, f"--limit must be at least 1, got {asked.limit}")
+    recipe = replace(asked.recipe, epochs=float(asked.recipe.epochs))
+    options = Options(
+        out=asked.out or Path("runs") / recipe.name,
+        data_root=asked.data_root,
+        download=asked.download,
+        resume=asked.resume,
+        device=_device(asked.device),
+        evaluate=asked.evaluate,
+        limit=asked.limit,
+        results=asked.results,
+        stop_after=asked.stop_after,
+    )
+    fit(recipe, options)
+
+
+def _device(name: str | None) -> torch.device | None:
+    if name is None:
+        return None
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise WrongOption(f"--device {name}: {str(error).splitlines()[0]}") from None
+    return device
+
+
+COMMANDS: dict[str, Callable[..., None]] = {"demo": demo, "recipes": recipes, "models": models, "table": table}
+#: What `main` turns into a line on stderr and an exit code.
+FAILURES = (DamagedData, MissingData, WrongModel, WrongResult, RunFolderError, Diverged)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -57,13 +163,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(MISSING_EXTRA, file=sys.stderr)
         return 1
     try:
-        tyro.extras.subcommand_cli_from_dict(COMMANDS, prog="locallip", description=DESCRIPTION, args=args or ["--help"])
-    except WrongOption as error:
+        if args[:1] == ["train"]:
+            train(args[1:])
+        else:
+            tyro.extras.subcommand_cli_from_dict(
+                {**COMMANDS, "train": _train_help}, prog="locallip", description=DESCRIPTION, args=args or ["--help"]
+            )
+    except (WrongOption, WrongRecipe) as error:
         print(f"locallip: {error}", file=sys.stderr)
         return 2
-    except DamagedData as error:
+    except FAILURES as error:
         print(f"locallip: {error}", file=sys.stderr)
         return 1
+    except Stopped:
+        return 130
     except KeyboardInterrupt:
         print("locallip: stopped", file=sys.stderr)
         return 130
@@ -76,6 +189,10 @@ def version() -> str:
     if torch.cuda.is_available():
         device = f"cuda ({torch.cuda.get_device_name()})"
     return f"locallip {locallip.__version__}, torch {torch.__version__}, Python {platform.python_version()}, device {device}"
+
+
+def _train_help() -> None:
+    """Train a network by a recipe: locallip train RECIPE [options]."""
 
 
 def _radius(eps: str) -> float:

@@ -1,4 +1,4 @@
-"""The architectures of the paper's appendix: 4C3F, 6C2F, 8C2F."""
+"""The architectures of the paper's appendix, 4C3F, 6C2F, 8C2F, and a small one for the CPU."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ ARCHITECTURES: dict[str, tuple[tuple[tuple[int, int, int, int], ...], tuple[int,
         ),
         (256,),
     ),
+    "small": (((16, 4, 2, 1), (32, 4, 2, 1)), (100,)),  # for small images on the CPU; not from the paper
 }
 
 

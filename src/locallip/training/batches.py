@@ -13,12 +13,11 @@ from locallip.training.recipe import Augment, Recipe
 
 @dataclass(frozen=True)
 class Batch:
-    """x (B, C, H, W) float32 in [0, 1], y (B,) int64, index (B,) int64 of the samples, flipped (B,) bool."""
+    """x (B, C, H, W) float32 in [0, 1], y (B,) int64, index (B,) int64 of the samples."""
 
     x: Tensor
     y: Tensor
     index: Tensor
-    flipped: Tensor
 
 
 class Images:
@@ -48,10 +47,8 @@ class Images:
         across = torch.arange(self.width, device=self.home)
         columns = left[:, None] + torch.where(mirrored[:, None], across.flip(0), across)
         pixels = self.pixels[index[:, None, None], rows[:, :, None], columns[:, None, :]]  # (B, H, W, C)
-        pixels, y, index, mirrored = (
-            values.to(self.device, non_blocking=True) for values in (pixels, self.labels[index], index, mirrored)
-        )
-        return Batch(pixels.permute(0, 3, 1, 2).float() / 255, y, index, mirrored)
+        pixels, y, index = (values.to(self.device, non_blocking=True) for values in (pixels, self.labels[index], index))
+        return Batch(pixels.permute(0, 3, 1, 2).float() / 255, y, index)
 
 
 class Epoch:

@@ -12,6 +12,7 @@ from locallip.network import Network, in_precision, lower
 from locallip.norms import WarmStarts
 from locallip.norms.starts import jitter
 from locallip.training.batches import Batch
+from locallip.training.muon import Muon
 from locallip.training.objective import FIGURES, Objective, Vectors, layer_names, places
 from locallip.training.recipe import Recipe
 from locallip.training.schedules import Setting
@@ -48,13 +49,8 @@ class Engine:
         self._prepare_vectors(num_samples, starts_on or device)
         training_network = self._in_precision(self.network)
         self.objective = Objective(training_network, recipe, self.noise)
-        self.rate = torch.tensor(recipe.learning_rate, device=device)
-        self.optimizer = torch.optim.Adam(
-            self.model.parameters(),
-            lr=self.rate if device.type == "cuda" else recipe.learning_rate,
-            fused=True if device.type == "cuda" else None,
-            capturable=device.type == "cuda",
-        )
+        self.rate, self.muon_rate = (torch.tensor(r, device=device) for r in (recipe.learning_rate, recipe.muon_rate))
+        self.optimizers = self._optimizers()
         self.average = [p.detach().clone() for p in self.model.parameters()] if recipe.ema else []
         self.eps, self.mix = torch.zeros(1, device=device), torch.zeros((), device=device)
         self.done = torch.zeros((), device=device)
@@ -70,6 +66,18 @@ class Engine:
         if self.device.type == "cuda" and self.recipe.precision == "bfloat16":
             return in_precision(network, torch.bfloat16)
         return network
+
+    def _optimizers(self) -> list[torch.optim.Optimizer]:
+        """Adam for all parameters, or Muon for the matrices of all layers but the last and Adam for the rest."""
+        everything = list(self.model.parameters())
+        matrices = [p for name, p in self.model.named_parameters() if p.dim() in (2, 4) and name.endswith("weight")][:-1]
+        if self.recipe.optimizer == "adam":
+            matrices = []
+        others = [p for p in everything if all(p is not m for m in matrices)]
+        on_gpu = self.device.type == "cuda"
+        rate = self.rate if on_gpu else self.recipe.learning_rate
+        adam = torch.optim.Adam(others, lr=rate, fused=True if on_gpu else None, capturable=on_gpu)
+        return [adam, Muon(matrices, self.muon_rate)] if matrices else [adam]
 
     def _prepare_vectors(self, num_samples: int, home: torch.device) -> None:
         """Start vectors of every layer, and of every sample where the method needs them; `noise` is their jitter."""
@@ -108,7 +116,8 @@ class Engine:
         if self.device.type == "cuda":
             self.rate.fill_(setting.learning_rate)
         else:
-            self.optimizer.param_groups[0]["lr"] = setting.learning_rate
+            self.optimizers[0].param_groups[0]["lr"] = setting.learning_rate
+        self.muon_rate.fill_(self.recipe.muon_rate * setting.learning_rate / self.recipe.learning_rate)
 
     def _take(self, batch: Batch) -> Vectors:
         if self.recipe.is_local and self.recipe.starts == "random":
@@ -121,8 +130,7 @@ class Engine:
                 place: torch.empty(len(batch.x), shape.numel(), dtype=self.starts.dtype, device=self.device)
                 for place, shape in shapes
             }
-        taken = {place: self.starts.take(place, batch.index, into) for place, into in self._buffers.items()}
-        return _mirror(taken, batch.flipped) if self.recipe.flip_starts else taken
+        return {place: self.starts.take(place, batch.index, into) for place, into in self._buffers.items()}
 
     def _random_vectors(self, count: int) -> Vectors:
         """Fresh directions of length 1 in the mean, (count, *shape) each."""
@@ -136,7 +144,7 @@ class Engine:
     def _put_back(self, batch: Batch, vectors: Vectors) -> None:
         if self.starts is None:
             return
-        for place, u in (_mirror(vectors, batch.flipped) if self.recipe.flip_starts else vectors).items():
+        for place, u in vectors.items():
             self.starts.put_back(place, batch.index, u)
 
     def _compute(self, batch: Batch, vectors: Vectors) -> Vectors:
@@ -149,9 +157,11 @@ class Engine:
                     self.shared[place].copy_(u)
         else:
             loss, shown = self.objective.attacked(batch.x, batch.y, self.eps, self.mix)
-        self.optimizer.zero_grad(set_to_none=True)
+        for p in self.model.parameters():
+            p.grad = None
         loss.backward()
-        self.optimizer.step()
+        for optimizer in self.optimizers:
+            optimizer.step()
         with torch.no_grad():
             self.trouble.watch(loss, shown, self.done)
             self.sums.add_(shown)
@@ -205,22 +215,26 @@ class Engine:
     def state(self) -> dict[str, Tensor]:
         """Everything that a run needs to go on exactly, as named tensors (the samples' vectors apart, see `starts`)."""
         tensors = {f"model.{name}": p.detach().clone() for name, p in self.model.state_dict().items()}
-        for (name, _), (_, moments) in zip(self.model.named_parameters(), self._moments(), strict=True):
-            tensors |= {f"adam.{name}.{key}": value.detach().clone() for key, value in moments.items()}
+        for name, moments in self._moments():
+            tensors |= {f"optimizer.{name}.{key}": value.detach().clone() for key, value in moments.items()}
         tensors |= {f"shared.{a}.{b}": u.clone() for (a, b), u in self.shared.items()}
         tensors |= {f"average.{i}": p.clone() for i, p in enumerate(self.average)}
         return tensors | {"sums": self.sums.clone(), "done": self.done.clone()}
 
-    def _moments(self) -> list[tuple[Tensor, dict[str, Tensor]]]:
-        """Adam's state per parameter, made (as zeros) where no step has been taken yet."""
+    def _moments(self) -> list[tuple[str, dict[str, Tensor]]]:
+        """The optimizers' state per parameter, made (as zeros) where no step has been taken yet."""
+        names = {p: name for name, p in self.model.named_parameters()}
         made = []
-        for p in self.model.parameters():
-            state = self.optimizer.state[p]
-            if not state:
-                home = p.device if self.device.type == "cuda" else torch.device("cpu")
-                state["step"] = torch.zeros((), dtype=torch.float32, device=home)
-                state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(p), torch.zeros_like(p)
-            made.append((p, state))
+        for optimizer in self.optimizers:
+            for p in optimizer.param_groups[0]["params"]:
+                state = optimizer.state[p]
+                if not state and isinstance(optimizer, Muon):
+                    state["momentum"] = torch.zeros_like(p)
+                elif not state:
+                    home = p.device if self.device.type == "cuda" else torch.device("cpu")
+                    state["step"] = torch.zeros((), dtype=torch.float32, device=home)
+                    state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(p), torch.zeros_like(p)
+                made.append((names[p], state))
         return made
 
     @torch.no_grad()
@@ -228,9 +242,9 @@ class Engine:
         """Copy a state in place: a captured graph goes on reading and writing the same memory."""
         for name, p in self.model.state_dict().items():
             p.copy_(tensors[f"model.{name}"])
-        for (name, _), (_, moments) in zip(self.model.named_parameters(), self._moments(), strict=True):
+        for name, moments in self._moments():
             for key, value in moments.items():
-                value.copy_(tensors[f"adam.{name}.{key}"])
+                value.copy_(tensors[f"optimizer.{name}.{key}"])
         for (a, b), u in self.shared.items():
             u.copy_(tensors[f"shared.{a}.{b}"])
         for i, p in enumerate(self.average):
@@ -279,15 +293,8 @@ def arithmetic(recipe: Recipe, device: torch.device) -> Iterator[None]:
         torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark = before
 
 
-def _mirror(vectors: Vectors, flipped: Tensor) -> Vectors:
-    """Image-shaped vectors of the mirrored samples, mirrored too."""
-    return {
-        place: torch.where(flipped[:, None, None, None], u.flip(-1), u) if u.dim() == 4 else u for place, u in vectors.items()
-    }
-
-
 def _copies(batch: Batch, vectors: Vectors) -> tuple[Batch, Vectors]:
-    static = Batch(_channels_last(batch.x.clone()), batch.y.clone(), batch.index.clone(), batch.flipped.clone())
+    static = Batch(_channels_last(batch.x.clone()), batch.y.clone(), batch.index.clone())
     return static, dict(vectors)
 
 

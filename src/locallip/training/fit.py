@@ -58,6 +58,7 @@ class Options:
     device: torch.device | None = None
     evaluate: bool = True
     limit: int | None = None
+    results: Path | None = None  # where the result file goes too, under the recipe's name
     stop_after: float | None = None  # seconds after which a run saves and stops, as Ctrl-C makes it do
 
 
@@ -326,7 +327,12 @@ def _finish(run: _Run, validation: ImageSet | None, test: ImageSet | None, optio
     if test is not None:
         say(f"evaluating {min(options.limit or 10**9, len(test.labels)):,} test images")
         result["evaluation"] = evaluate(plain, test, recipe.eps, **settings)
-    (run.folder.path / "result.json").write_text(json.dumps(result, indent=1) + "\n")
+    text = json.dumps(result, indent=1) + "\n"
+    (run.folder.path / "result.json").write_text(text)
+    if options.results is not None:
+        options.results.mkdir(parents=True, exist_ok=True)
+        suffix = f"-seed{recipe.seed}" if recipe.seed else ""
+        (options.results / f"{recipe.name}{suffix}.json").write_text(text)
     return result
 
 

@@ -46,7 +46,10 @@ class Recipe:
         batch: Images a step.
         learning_rate: Adam's rate at the start.
         end_learning_rate: Its rate at the end.
-        decay_epoch: Epoch from which the rate falls exponentially (m in the paper).
+        decay_epoch: Epoch from which the rate falls (m in the paper).
+        decay: How it falls to end_learning_rate: exponentially as in the paper, or linearly.
+        optimizer: Adam, or Muon for the weights of all layers but the last with Adam for the rest.
+        muon_rate: Muon's rate at the start; it falls as Adam's does.
         warmup_epochs: Epochs of plain cross entropy before eps and lambda begin to grow.
         ramp_epochs: Epochs over which eps and lambda grow linearly to their targets (n in the paper), warm-up included.
         mix_target: Lambda at the end of its ramp: the weight of the worst logits in the mixed loss.
@@ -58,7 +61,6 @@ class Recipe:
         threshold: Start of the learnable thresholds.
         init: How weights begin: as torch does it, convolutions by He et al. (fan-out, no bias), or orthogonal.
         augment: Changes of the training images: random crops from zero padding (4 pixels; 2 for MNIST), and mirror images.
-        flip_starts: Mirror a sample's saved vectors together with the sample.
         precision: Arithmetic of training on a GPU; evaluation is in float32 and float64 always.
         ema: Decay per step of an average of the weights that replaces them at the end; 0 for none.
         attack_steps: Steps of the attack inside adversarial training and TRADES.
@@ -80,6 +82,9 @@ class Recipe:
     learning_rate: float = 1e-3
     end_learning_rate: float = 1e-6
     decay_epoch: float = 0.0
+    decay: Literal["exponential", "linear"] = "exponential"
+    optimizer: Literal["adam", "muon"] = "adam"
+    muon_rate: float = 0.02
     warmup_epochs: float = 0.0
     ramp_epochs: float = 0.0
     mix_target: float = 1.0
@@ -91,7 +96,6 @@ class Recipe:
     threshold: float = 1.0
     init: Literal["default", "he", "orthogonal"] = "default"
     augment: Augment = "none"
-    flip_starts: bool = False
     precision: Precision = "bfloat16"
     ema: float = 0.0
     attack_steps: int = 10
@@ -138,8 +142,6 @@ def check(recipe: Recipe) -> None:
         raise WrongRecipe(
             f"warmup_epochs = {recipe.warmup_epochs:g} lies behind ramp_epochs = {recipe.ramp_epochs:g}, which includes it"
         )
-    if recipe.flip_starts and (recipe.augment != "crop_flip" or not recipe.is_local or recipe.starts != "saved"):
-        raise WrongRecipe("flip_starts needs augment = 'crop_flip', a local method and starts = 'saved'")
 
 
 def radius(recipe: Recipe) -> Fraction:
@@ -161,6 +163,7 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("batch", 1, 1_000_000),
     ("learning_rate", 1e-12, 1e3),
     ("end_learning_rate", 1e-12, 1e3),
+    ("muon_rate", 1e-12, 1e3),
     ("decay_epoch", 0.0, _INF),
     ("warmup_epochs", 0.0, _INF),
     ("ramp_epochs", 0.0, _INF),

@@ -25,10 +25,12 @@ def setting(recipe: Recipe, epoch: float) -> Setting:
 
 
 def learning_rate(recipe: Recipe, epoch: float) -> float:
-    """The initial rate until `decay_epoch`, then exponential decay that reaches the end rate with the last epoch."""
+    """The initial rate until `decay_epoch`, then a decay that reaches the end rate with the last epoch."""
     if epoch <= recipe.decay_epoch or recipe.decay_epoch >= recipe.epochs:
         return recipe.learning_rate
     share = (epoch - recipe.decay_epoch) / (recipe.epochs - recipe.decay_epoch)
+    if recipe.decay == "linear":
+        return recipe.learning_rate + share * (recipe.end_learning_rate - recipe.learning_rate)
     return recipe.learning_rate * (recipe.end_learning_rate / recipe.learning_rate) ** share
 
 
