@@ -53,11 +53,28 @@ def _git(*words: str) -> str:
     return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
 
 
+#: Options that name folders of one machine, which say nothing to others.
+_PLACES = ("--out", "--data-root", "--results", "--device")
+
+
+def command(argv: list[str]) -> str:
+    """What was called, without the folders that it read from and wrote to."""
+    name = Path(argv[0]).name
+    words = ["locallip" if name == "__main__.py" else name]
+    rest = iter(argv[1:])
+    for word in rest:
+        if word in _PLACES:
+            next(rest, None)
+        elif not word.startswith(tuple(f"{place}=" for place in _PLACES)):
+            words.append(word)
+    return shlex.join(words)
+
+
 def environment() -> dict[str, Any]:
     """What is needed to run the same thing again: command, commit, date, versions and hardware."""
     devices = [torch.device("cpu")] + [torch.device("cuda", i) for i in range(torch.cuda.device_count())]
     return {
-        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": command(sys.argv),
         "commit": commit(),
         "date": time.strftime("%Y-%m-%d %H:%M:%S%z"),
         "hardware": [hardware(device) for device in devices],
