@@ -3,8 +3,8 @@
     python benchmarks/train_speed.py                          what this machine has: one GPU, or the CPU
     python benchmarks/train_speed.py --nets 6c2f,4c3f,6c2f-maxmin --precision bfloat16,tf32
 
-On a GPU: the whole training step at CIFAR-10's size (50,000 random images, batch 256, 2 power steps). On the CPU: the time of a
-step against a plain eager transcription of Algorithm 1 (benchmarks/algorithm1.py) in the same run.
+On a GPU: the whole training step at CIFAR-10's size (50,000 random images, batch 256, 2 power steps). On the CPU: the time
+of a step against a plain eager transcription of Algorithm 1 (benchmarks/algorithm1.py) in the same run.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from torch.utils.flop_counter import FlopCounterMode
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import record
+
 from locallip.models import build_model
 from locallip.training.batches import Epoch, Images
 from locallip.training.engine import Engine
@@ -35,11 +36,13 @@ MIDDLE = Setting(1e-4, 0.1551, 0.8)  # a setting from the middle of training: bo
 
 
 def recipe_for(net: str, precision: str, batch: int) -> Recipe:
-    maxmin = net.endswith("-maxmin")
+    """`net` is an architecture, then -maxmin, -muon or -balls (boxes from balls alone) in any number."""
+    architecture, *changes = net.split("-")
+    maxmin = "maxmin" in changes
     return Recipe(
         name=f"speed-{net}",
         data="cifar10",
-        architecture=net.removesuffix("-maxmin"),
+        architecture=architecture,
         activation="clipped_maxmin" if maxmin else "relu_theta",
         method="local-b",
         eps="36/255",
@@ -48,6 +51,8 @@ def recipe_for(net: str, precision: str, batch: int) -> Recipe:
         batch=batch,
         augment="crop_flip",
         precision=precision,  # type: ignore[arg-type]
+        intervals="balls" not in changes,
+        optimizer="muon" if "muon" in changes else "adam",
     )
 
 
@@ -61,7 +66,9 @@ class ConvolutionBytes(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
         if any(name in str(func) for name in ("convolution", "addmm", "aten.mm", "aten.linear")):
-            tensors = [t for t in [*args, *(out if isinstance(out, (tuple, list)) else [out])] if isinstance(t, torch.Tensor)]
+            tensors = [
+                t for t in [*args, *(out if isinstance(out, (tuple, list)) else [out])] if isinstance(t, torch.Tensor)
+            ]
             self.elements += sum(t.numel() for t in tensors)
         return out
 

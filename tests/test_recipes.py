@@ -106,7 +106,7 @@ def test_a_file_opens_with_its_row_and_its_figures(name):
         ("epochs", "many", "epochs = 'many': expected a number"),
         ("batch", 2.5, "batch = 2.5: expected a whole number"),
         ("batch", True, "batch = True: expected a whole number"),
-        ("flip_starts", 1, "flip_starts = 1: expected true or false"),
+        ("intervals", 1, "intervals = 1: expected true or false"),
         ("eps", 0.1412, "eps = 0.1412: expected text"),
         ("eps", "36/0", "neither a number nor a fraction"),
         ("eps", "a lot", "neither a number nor a fraction"),
@@ -122,7 +122,6 @@ def test_a_file_opens_with_its_row_and_its_figures(name):
         ("method", "localb", "did you mean 'local-b'"),
         ("architecture", "6c3f", "choose one of"),
         ("activation", "relu-theta", "did you mean 'relu_theta'"),
-        ("flip_starts", True, "flip_starts needs augment = 'crop_flip'"),
         ("seed", -1, "seed = -1: must lie between 0"),
     ],
 )

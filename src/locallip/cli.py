@@ -116,9 +116,11 @@ def train(args: Sequence[str]) -> None:
         print(TRAIN_USAGE, end="")
         return
     name, *rest = args
-    _check(not name.startswith("-"), f"the recipe comes first: locallip train RECIPE {name} ...; `locallip recipes` lists them")
+    _check(
+        not name.startswith("-"), f"the recipe comes first: locallip train RECIPE {name} ...; `locallip recipes` lists them"
+    )
     flat = Annotated[Train, tyro.conf.OmitArgPrefixes]
-    asked = tyro.cli(flat, args=rest, default=Train(find(name)), prog=f"locallip train {name}")  # type: ignore[arg-type]
+    asked = tyro.cli(flat, args=rest, default=Train(find(name)), prog=f"locallip train {name}")
     _check(asked.limit is None or asked.limit > 0, f"--limit must be at least 1, got {asked.limit}")
     recipe = replace(asked.recipe, epochs=float(asked.recipe.epochs))
     options = Options(

@@ -1,26 +1,28 @@
 """`locallip demo`: train a small network with the local bound on the embedded digits, then certify test images.
 
-The numbers of `Recipe` were chosen on the last 1,000 training images while training on the others; the test images took no
-part in it. Every random draw follows from the seed, so a second run on the same machine prints the same accuracies.
+The recipe is recipes/demo.toml. Every random draw follows from the seed, so a second run on the same machine prints the same
+accuracies.
 """
 
 from __future__ import annotations
 
 import sys
+import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from locallip.bounds import global_bound, propagate, worst_logits
 from locallip.certify import Certificate, Verdict, certified_radius, certify, global_lipschitz
 from locallip.data import load_embedded
-from locallip.losses import bcp_loss
-from locallip.models import convolutional_network, num_parameters
-from locallip.network import Network, lower
-from locallip.norms import PowerNorm, WarmStarts
+from locallip.training.fit import Options, fit
+from locallip.training.progress import display
+from locallip.training.recipe import find, rescaled
+from locallip.zoo import load_model
 
 Say = Callable[..., None]
 DOMAIN = (0.0, 1.0)
@@ -28,91 +30,32 @@ NEXT_STEPS = """  Your own network:  import locallip as ll; print(ll.certify(mod
   Another radius:    locallip demo --eps 1.0 --epochs 30, some minutes     (all options: locallip demo --help)"""
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """What the demo trains and how; convolutions are C(channels, kernel, stride, padding)."""
+def run(eps: float, epochs: int, seed: int, limit: int, images: int, out: Path | None = None) -> Certificate:
+    """The whole demo: train on the first `images` training images, certify the first `limit` test images, print both.
 
-    convolutions: tuple[tuple[int, int, int, int], ...] = ((16, 4, 2, 1), (32, 4, 2, 1))
-    widths: tuple[int, ...] = (100,)
-    batch: int = 128
-    learning_rate: float = 5e-3
-    power_steps: int = 2
-    overshoot: float = 1.2  # the ratio of the eps trained for to the eps asked for; the paper trains beyond its eps too
-    ramp: float = 0.5  # the share of training in which eps and lambda grow from 0 to their targets
-
-    def network(self) -> nn.Sequential:
-        model = convolutional_network(self.convolutions, self.widths, (1, 28, 28), 10, activation="relu_theta")
-        for layer in model:
-            if isinstance(layer, (nn.Conv2d, nn.Linear)):
-                nn.init.orthogonal_(layer.weight)
-        return model
-
-
-RECIPE = Recipe()
-
-
-def run(eps: float, epochs: int, seed: int, limit: int, images: int) -> Certificate:
-    """The whole demo: train on the first `images` training images, certify the first `limit` test images, print both."""
+    `out` keeps the run folder; without it the run is forgotten.
+    """
     say = _speaker()
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = RECIPE.network()
-        x, y = _pixels("train", images)
-        say("Training", "bold")
-        size = num_parameters(model)
-        say(f"  A network of {size:,} parameters learns {len(x):,} handwritten digits (MNIST) with the local bound.")
-        say("  Its activation is ReLU-theta, a ReLU cut off at a height that is learned. The aim: no change of the pixels")
-        say(f"  (0 to 1) of l2 norm up to eps = {eps:g} changes its answer. Training goes to {RECIPE.overshoot} times that;")
-        say("  clean and robust accuracy are those on the training images while eps grows.\n")
-        train(model, x, y, eps, epochs, say)
+    base = find("demo")
+    target = eps * base.eps_train / float(Fraction(base.eps))
+    recipe = replace(base, eps=repr(eps), eps_train=target, seed=seed, images=images)
+    recipe = rescaled(recipe, epochs)
+    say("Training", "bold")
+    say("  A small network learns handwritten digits (MNIST) with the local bound. Its activation is ReLU-theta, a ReLU cut")
+    say("  off at a height that is learned. The aim: no change of the pixels (0 to 1) of l2 norm up to")
+    say(f"  eps = {eps:g} changes its answer. Training goes to {target / eps:.1f} times that, and eps grows on the way.\n")
+    with tempfile.TemporaryDirectory() as forgotten:
+        folder = out or Path(forgotten) / "run"
+        fit(recipe, Options(out=folder, evaluate=False, device=torch.device("cpu")), display(quiet=0.0))
+        model = load_model(folder)
     # Another stream of random numbers than the one behind the weights: the proof wants its starts independent of them.
-    return report(model, *_pixels("test", limit), eps, seed + 1_000_003, say)
+    return report(model, *_test_images(limit), eps, seed + 1_000_003, say)
 
 
-def _pixels(split: str, count: int) -> tuple[Tensor, Tensor]:
-    """The first `count` images, (count, 1, 28, 28) in [0, 1], and their labels (count,)."""
-    images, labels = load_embedded(split)  # type: ignore[arg-type]
+def _test_images(count: int) -> tuple[Tensor, Tensor]:
+    """The first `count` test images, (count, 1, 28, 28) in [0, 1], and their labels (count,)."""
+    images, labels = load_embedded("test")
     return images[:count].float() / 255, labels[:count]
-
-
-def train(model: nn.Module, x: Tensor, y: Tensor, eps: float, epochs: int, say: Say, recipe: Recipe = RECIPE) -> None:
-    """Minimise the BCP mixture (eqn:bcploss) behind the local bound; x (N, 1, 28, 28), y (N,)."""
-    network = lower(model, x.shape[1:])
-    optimizer = torch.optim.Adam(model.parameters(), recipe.learning_rate)
-    starts, shared = WarmStarts(len(x), torch.float32), WarmStarts(1, torch.float32)
-    target = eps * recipe.overshoot
-    total, done = epochs * -(-len(x) // recipe.batch), 0
-    say("  epoch    clean   robust (estimate)     eps   local bound   global bound   seconds")
-    for epoch in range(1, epochs + 1):
-        begin, grown, shown = time.perf_counter(), 0.0, torch.zeros(4)
-        for index in torch.randperm(len(x)).split(recipe.batch):
-            grown = min(1.0, done / (recipe.ramp * total))  # the paper's ramps of eps and lambda, but per step
-            optimizer.param_groups[0]["lr"] = recipe.learning_rate * min(1.0, 2 * (1 - done / total))
-            rules = (
-                PowerNorm(recipe.power_steps, starts, index),
-                PowerNorm(recipe.power_steps, shared, torch.tensor([0])),
-            )
-            loss, numbers = _loss(network, x[index], y[index], target * grown, grown, *rules)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            shown += len(index) / len(x) * torch.tensor(numbers)
-            done += 1
-        clean, robust, local, general = shown.tolist()
-        seconds = time.perf_counter() - begin
-        say(f"  {epoch:5d} {clean:8.1%} {robust:19.1%} {target * grown:7.2f} {local:13.2f} {general:14.2f} {seconds:9.1f}")
-
-
-def _loss(
-    network: Network, x: Tensor, y: Tensor, eps: float, mix: float, local: PowerNorm, shared: PowerNorm
-) -> tuple[Tensor, tuple[float, float, float, float]]:
-    """The loss of one batch and what the progress line shows of it; power iteration makes both bounds estimates."""
-    ceiling = global_bound(network, shared, x)
-    trace = propagate(network, x, torch.full((len(x),), eps), local, ceiling=ceiling)
-    logits = worst_logits(network, trace, y, steps=8)
-    clean, robust = (float((z.argmax(1) == y).float().mean()) for z in logits)
-    shown = clean, robust, float(trace.lipschitz.detach().mean()), float(ceiling.total.detach())
-    return bcp_loss(logits, y, mix), shown
 
 
 def report(model: nn.Module, x: Tensor, y: Tensor, eps: float, seed: int, say: Say) -> Certificate:

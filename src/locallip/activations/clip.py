@@ -38,18 +38,18 @@ class ReLUTheta(nn.Module):
 
 
 class _ClipByte(torch.autograd.Function):
-    """min(max(z, low), high) of up to five tensors of one shape, keeping one byte per unit for the backward pass.
+    """min(max(z, low), high) of up to four tensors of one shape, keeping one byte per unit for the backward pass.
 
     Torch's clamp keeps its whole input. The bound clips the center and both ends of every unit, so that would be most of
-    what it keeps. The byte holds a digit in base 3 per tensor: 0 below, 1 between, 2 above.
+    what it keeps. The byte holds two bits per tensor: whether z lies between the thresholds, and whether above them.
     """
 
     @staticmethod
     def forward(low: float, high: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
         clipped = [torch.clamp(z, z.new_full((), low), high) for z in values]
         code = torch.zeros_like(values[0], dtype=torch.uint8)
-        for z, inside in zip(reversed(values), reversed(clipped), strict=True):
-            code.mul_(3).add_((inside == z).view(torch.uint8)).add_((z > high).view(torch.uint8), alpha=2)
+        for k, (z, inside) in enumerate(zip(values, clipped, strict=True)):
+            code.add_((inside == z).view(torch.uint8), alpha=4**k).add_((z > high).view(torch.uint8), alpha=2 * 4**k)
         return (*clipped, code)
 
     @staticmethod
@@ -61,15 +61,14 @@ class _ClipByte(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
         (code,) = ctx.saved_tensors
-        passed, to_high = [], None
-        for grad in grads[:-1]:
-            digit = code % 3
-            code = code // 3
-            passed.append(grad * (digit == 1))
+        passed, above = [], None
+        for k, grad in enumerate(grads[:-1]):
+            # On a CPU numbers times numbers are ten times faster than a choice by booleans.
+            passed.append((code >> 2 * k & 1).to(grad.dtype).mul_(grad))
             if ctx.needs_input_grad[1]:
-                share = (grad * (digit == 2)).sum_to_size(ctx.high_shape)
-                to_high = share if to_high is None else to_high + share
-        return None, to_high, *passed
+                share = (code >> 2 * k + 1 & 1).to(grad.dtype).mul_(grad)
+                above = share if above is None else above.add_(share)
+        return None, None if above is None else above.sum_to_size(ctx.high_shape), *passed
 
 
 class Clip(Activation):

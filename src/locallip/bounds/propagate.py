@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -114,6 +114,7 @@ def propagate(
     *,
     ceiling: GlobalBound | None = None,
     box_radii: BoxRadii = "local",
+    intervals: bool = True,
     input_domain: tuple[float, float] | None = None,
     outward: bool = False,
 ) -> Trace:
@@ -122,17 +123,20 @@ def propagate(
     `box_radii="global"` cuts the boxes with the paper's radii eps * prod ||W^k||; "local" with the local radii found so
     far, which are smaller; "input" only those of stages that read nothing but the input: plain interval arithmetic from
     there on. `ceiling` caps every norm by the unmasked one (theo:local_lip) and is needed for "global".
+    `intervals=False` takes the box around the ball alone, without the interval image: a valid box at a third of the cost.
     eps of shape (1,) serves all samples, and saves a batch of equal radii.
     """
     if box_radii == "global" and ceiling is None:
         raise ValueError("box_radii='global' needs the global bound as ceiling")
-    if box_radii == "input" and outward:
-        raise ValueError("box_radii='input' is for training; certificates cut every box with its ball")
+    if outward and (box_radii == "input" or not intervals):
+        raise ValueError("box_radii='input' and intervals=False are for training; a certificate uses ball and interval")
+    if box_radii == "input" and not intervals:
+        raise ValueError("box_radii='input' leaves nothing but intervals, so intervals=False cannot go with it")
     regions = [_input_region(x, eps, input_domain, outward)]
     boxes: list[Box] = []
     masks: list[Varying] = []
     norms: dict[NormKey, Tensor] = {}
-    balls = _Balls(eps, box_radii, ceiling, outward)
+    balls = _Balls(eps, box_radii, ceiling, outward, intervals)
     for index, stage in enumerate(network.stages):
         keys = norm_keys(stage, index)
         center, error, box = _pre_activation(stage, regions, balls)
@@ -171,6 +175,7 @@ class _Balls:
     radii: BoxRadii
     ceiling: GlobalBound | None
     outward: bool
+    intervals: bool = True
 
     def cut(self, stage: Stage) -> bool:
         """Whether the ball says anything about a stage."""
@@ -197,7 +202,7 @@ def _pre_activation(stage: Stage, regions: list[Region], balls: _Balls) -> tuple
     if balls.outward:
         return _pre_activation_outward(stage, regions, balls)
     reaches = [balls.reach(op, k, regions[k]) for k, op in stage.terms.items()] if balls.cut(stage) else []
-    if all(regions[source].ball_only for source in stage.terms):  # center +- ||W_i|| eps is all there is to know
+    if not balls.intervals or all(regions[source].ball_only for source in stage.terms):
         center = stage.linear([region.center for region in regions])
         return center, None, Box(center - total(reaches), center + total(reaches))
     centers, middles, spans = [], [], []
@@ -251,12 +256,39 @@ def _covering(box: Box) -> tuple[Tensor, Tensor]:
 
 
 def _cut(middle: Tensor, span: Tensor, center: Tensor, reach: Tensor | None) -> Box:
-    """middle +- span / 2 cut with center +- reach; `where` keeps one byte per unit for the backward pass, minimum eight."""
-    high, low = torch.add(middle, span, alpha=0.5), torch.sub(middle, span, alpha=0.5)
+    """middle +- span / 2 cut with center +- reach."""
     if reach is None:
-        return Box(low, high)
-    ball_high, ball_low = center + reach, center - reach
-    return Box(torch.where(low < ball_low, ball_low, low), torch.where(high > ball_high, ball_high, high))
+        return Box(torch.sub(middle, span, alpha=0.5), torch.add(middle, span, alpha=0.5))
+    if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # a compiler chooses itself what to keep
+        return Box(*_CutByte.apply(middle, span, center, reach)[:2])
+    low = torch.maximum(torch.sub(middle, span, alpha=0.5), center - reach)
+    return Box(low, torch.minimum(torch.add(middle, span, alpha=0.5), center + reach))
+
+
+class _CutByte(torch.autograd.Function):
+    """`_cut`, keeping for the backward pass only which ends of each unit the ball gave; torch would keep both sides."""
+
+    @staticmethod
+    def forward(middle: Tensor, span: Tensor, center: Tensor, reach: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        low, ball_low = torch.sub(middle, span, alpha=0.5), center - reach
+        high, ball_high = torch.add(middle, span, alpha=0.5), center + reach
+        code = (low < ball_low).view(torch.uint8) + 2 * (high > ball_high).view(torch.uint8)
+        return torch.maximum(low, ball_low), torch.minimum(high, ball_high), code
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.save_for_backward(output[2])
+        ctx.mark_non_differentiable(output[2])
+        ctx.shapes = [value.shape for value in inputs]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor, ...]:
+        (code,) = ctx.saved_tensors
+        low, high = grads[:2]
+        ball_low, ball_high = (code & 1).to(low.dtype).mul_(low), (code >> 1).to(high.dtype).mul_(high)
+        box_low, box_high = low - ball_low, high - ball_high
+        found = box_low + box_high, (box_high - box_low) * 0.5, ball_low + ball_high, ball_high - ball_low
+        return tuple(grad.sum_to_size(shape) for grad, shape in zip(found, ctx.shapes, strict=True))
 
 
 def _activate(stage: Stage, center: Tensor, error: Tensor | None, box: Box) -> tuple[Tensor, Tensor | None, Box]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from locallip.certify.prover import Prover, autocast_off, exact_arithmetic, fing
 from locallip.norms import Guarantee
 
 
-class Verdict(str, Enum):
+class Verdict(StrEnum):
     """The outcome for one input."""
 
     MISCLASSIFIED = "MISCLASSIFIED"

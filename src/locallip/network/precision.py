@@ -16,6 +16,7 @@ def in_precision(network: Network, dtype: torch.dtype) -> Network:
     Weights, boxes, radii and logits stay in the dtype they have. For training: no certificate may rest on it.
     """
     hidden = tuple(
-        replace(stage, terms={source: Cast(op, dtype) for source, op in stage.terms.items()}) for stage in network.stages[:-1]
+        replace(stage, terms={source: Cast(op, dtype) for source, op in stage.terms.items()})
+        for stage in network.stages[:-1]
     )
     return replace(network, stages=(*hidden, network.stages[-1]))

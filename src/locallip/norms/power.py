@@ -37,7 +37,7 @@ class PowerNorm(NormRule):
         self.steps, self.starts, self.index, self._noise = steps, starts, index, Noise(seed)
 
     def norm(self, op: Masked, key: NormKey, like: Tensor) -> Tensor:
-        masks = _Weights.of(op)
+        masks = _Weights.of(op, like.dtype)
         with torch.no_grad():
             u = self._start(op, masks, key, like)
             for step in range(self.steps - 1):
@@ -93,7 +93,7 @@ class _ThroughProduct(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Any) -> tuple[Tensor, None, None, None]:
         u, length = ctx.saved_tensors
-        return (_shaped(grad / length, u) * u).to(ctx.dtype), None, None, None
+        return u.to(ctx.dtype, copy=True).mul_(_shaped(grad / length, u)), None, None, None
 
 
 @dataclass(frozen=True)
@@ -106,9 +106,9 @@ class _Weights:
     projects: bool
 
     @classmethod
-    def of(cls, op: Masked) -> _Weights:
+    def of(cls, op: Masked, dtype: torch.dtype) -> _Weights:
         projects = all(weights is None or weights.dtype == torch.bool for weights in (op.rows, op.cols))
-        return cls(op, op.rows, op.cols, projects)
+        return cls(op, _quick(op.rows, dtype), _quick(op.cols, dtype), projects)
 
     def on_rows(self, w: Tensor) -> Tensor:
         return _weigh(w, self.rows)
@@ -124,6 +124,11 @@ class _Weights:
         """A^T diag(rows) w; 0/1 rows are applied once."""
         w = self.on_rows(w)
         return self.on_cols(self.op.base.adjoint(w if self.projects else self.on_rows(w)))
+
+
+def _quick(weights: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """A mask in the form that is applied fastest: on a CPU as numbers, as choosing by booleans is not vectorised there."""
+    return weights if weights is None or weights.is_cuda else weights.to(dtype)
 
 
 def _weigh(v: Tensor, weights: Tensor | None) -> Tensor:

@@ -31,7 +31,9 @@ class WarmStarts:
         *,
         channels_last: bool = False,
         pinned: bool = False,
+        seed: int = 0,
     ):
+        self.seed = seed
         self.num_samples, self.dtype, self.device = num_samples, dtype, torch.device(device)
         self.channels_last, self.pinned = channels_last, pinned
         self.rows: dict[Place, Tensor] = {}
@@ -47,7 +49,8 @@ class WarmStarts:
         if place in self.rows:
             return
         rows = torch.empty(self.num_samples, shape.numel(), dtype=self.dtype, device=self.device, pin_memory=self.pinned)
-        rows.normal_(std=shape.numel() ** -0.5)
+        generator = torch.Generator(self.device).manual_seed(self.seed + 7919 * place[0] + place[1])
+        rows.normal_(std=shape.numel() ** -0.5, generator=generator)
         self.rows[place], self.shapes[place] = rows, shape
 
     def get(self, key: NormKey, shape: torch.Size, index: Tensor) -> Tensor:

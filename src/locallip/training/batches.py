@@ -1,4 +1,4 @@
-"""Batches of training images: on the device where they fit, from pinned memory where not, crops and mirror images included."""
+"""Batches of training images: on the device where they fit, from pinned memory where not; crops and mirror images."""
 
 from __future__ import annotations
 
@@ -26,9 +26,7 @@ class Images:
     `resident` keeps them on the device; otherwise they stay in the host's memory, pinned, and each batch is copied.
     """
 
-    def __init__(
-        self, images: Tensor, labels: Tensor, margin: int, device: torch.device, *, resident: bool = True
-    ):
+    def __init__(self, images: Tensor, labels: Tensor, margin: int, device: torch.device, *, resident: bool = True):
         self.count, channels, self.height, self.width = images.shape
         self.margin, self.device = margin, device
         home = device if resident else torch.device("cpu")
@@ -48,14 +46,15 @@ class Images:
         columns = left[:, None] + torch.where(mirrored[:, None], across.flip(0), across)
         pixels = self.pixels[index[:, None, None], rows[:, :, None], columns[:, None, :]]  # (B, H, W, C)
         pixels, y, index = (values.to(self.device, non_blocking=True) for values in (pixels, self.labels[index], index))
-        return Batch(pixels.permute(0, 3, 1, 2).float() / 255, y, index)
+        x = pixels.permute(0, 3, 1, 2).float() / 255  # channels last in memory, as GPUs like it
+        return Batch(x if self.device.type == "cuda" else x.contiguous(), y, index)
 
 
 class Epoch:
     """The order of the samples in one epoch and how each is changed; all of it follows from the seed and the epoch.
 
-    Every batch is full: the last one is filled up with samples from the beginning of the order. Draws are made on the CPU, so
-    they are the same on every device.
+    Every batch is full: the last one is filled up with samples from the beginning of the order. Draws are made on the CPU,
+    so they are the same on every device.
     """
 
     def __init__(self, count: int, recipe: Recipe, margin: int, epoch: int):

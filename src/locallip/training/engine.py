@@ -92,7 +92,7 @@ class Engine:
         if self.recipe.is_local and self.recipe.starts == "saved":
             dtype = torch.bfloat16 if on_gpu else torch.float32
             pinned = on_gpu and home.type == "cpu"
-            self.starts = WarmStarts(num_samples, dtype, home, channels_last=on_gpu, pinned=pinned)
+            self.starts = WarmStarts(num_samples, dtype, home, channels_last=on_gpu, pinned=pinned, seed=self.recipe.seed)
             self.starts.prepare(shapes)
 
     def _empty_sums(self) -> Tensor:
@@ -175,7 +175,8 @@ class Engine:
         if self._graph is None:
             self._static = _copies(batch, vectors)
             self._capture()
-        assert self._static is not None and self._graph is not None
+        assert self._static is not None
+        assert self._graph is not None
         static, buffers = self._static
         for name in ("x", "y"):
             getattr(static, name).copy_(getattr(batch, name))

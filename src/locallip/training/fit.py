@@ -7,6 +7,7 @@ import hashlib
 import json
 import math
 import signal
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,10 +27,10 @@ from locallip.training.engine import Engine
 from locallip.training.evaluate import evaluate
 from locallip.training.objective import places
 from locallip.training.progress import FOOTNOTE, Display, display, duration
-from locallip.training.recipe import Recipe
+from locallip.training.recipe import Recipe, WrongRecipe
 from locallip.training.run_folder import RunFolder, RunFolderError
 from locallip.training.schedules import setting
-from locallip.zoo import load_model, save_model
+from locallip.zoo import load_model, save_model, write_atomically
 
 #: Saved vectors above this size are left out of checkpoints: a resumed run then begins with random ones.
 LARGEST_SAVED_STARTS = 2 * 10**9
@@ -67,11 +68,14 @@ def fit(recipe: Recipe, options: Options, show: Display | None = None) -> dict[s
     show = show or display()
     device = options.device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
     train, validation, test = _data(recipe, options)
+    if options.results is not None:
+        _check_results(options.results)
     folder = RunFolder.create(options.out, dataclasses.asdict(recipe), options.resume)
     run = _Run(recipe, train, folder, device, show)
-    run.prepare(options.resume)
-    with _interrupts() as asked_to_stop:
-        run.train(asked_to_stop, options.stop_after)
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        run.prepare(options.resume)
+        with _interrupts() as asked_to_stop:
+            run.train(asked_to_stop, options.stop_after)
     return _finish(run, validation, test if options.evaluate else None, options)
 
 
@@ -80,10 +84,27 @@ def _data(recipe: Recipe, options: Options) -> tuple[ImageSet, ImageSet | None, 
     settings = {"root": options.data_root, "download": options.download}
     train = load_images(recipe.data, "train", **settings)  # type: ignore[arg-type]
     test = load_images(recipe.data, "test", **settings)  # type: ignore[arg-type]
+    if recipe.images:
+        if recipe.images > len(train.labels):
+            raise WrongRecipe(f"images = {recipe.images}: {recipe.data} has {len(train.labels):,} training images")
+        train = train.take(torch.arange(recipe.images))
     if not recipe.validation:
         return train, None, test
-    train, validation = hold_out(train, recipe.validation)
+    try:
+        train, validation = hold_out(train, recipe.validation)
+    except ValueError as error:
+        raise WrongRecipe(f"validation = {recipe.validation}: {error}") from None
     return train, validation, test
+
+
+def _check_results(folder: Path) -> None:
+    """Make the folder of result files and see that it can be written to, before hours are spent on a result."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise RunFolderError(f"no result can be written to {folder}: {error.strerror or error}") from None
 
 
 def make_model(recipe: Recipe, input_shape: tuple[int, ...], classes: int) -> nn.Module:
@@ -118,12 +139,12 @@ class _Run:
     def prepare(self, resume: bool) -> None:
         """Say what will be needed, check that it is there, and put images, network and state in place."""
         recipe, say = self.recipe, self.show.say
-        say(f"{recipe.name}: {recipe.architecture.upper()} with {num_parameters(self.model):,} parameters, method {recipe.method}")
+        size = f"{recipe.architecture.upper()} with {num_parameters(self.model):,} parameters"
+        say(f"{recipe.name}: {size}, method {recipe.method}")
         say(f"  {self.count:,} images of {recipe.data}, {self.total:,} steps of {recipe.batch} on {hardware(self.device)}")
         home, resident, lines = plan_memory(self.recipe, self.model, self._train, self.device)
         for line in lines:
             say(f"  {line}")
-        torch.manual_seed(recipe.seed)
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
         self.images = Images(self._train.images, self._train.labels, self.margin, self.device, resident=resident)
@@ -146,7 +167,8 @@ class _Run:
             for place, rows in self.engine.starts.rows.items():
                 rows.copy_(found.tensors[_starts_name(place)])
         self.step, self.seconds = int(found.values["step"]), float(found.values["seconds"])
-        self.folder.truncate_metrics(self.step // self.per_epoch)
+        whole = self.step // self.per_epoch if self.step < self.total else math.ceil(self.total / self.per_epoch)
+        self.folder.truncate_metrics(whole)  # the last epoch may be a part of one
         self.show.say(f"  resumed at step {self.step:,} of {self.total:,}")
         if self.engine.starts is not None and not self.saves_starts:
             self.show.say("  saved vectors are too large for a checkpoint: power iteration begins at random again")
@@ -160,11 +182,12 @@ class _Run:
     def save(self) -> None:
         values = {"step": self.step, "seconds": self.seconds, "epoch": self.step / self.per_epoch}
         self.folder.save(self.step, self._tensors(), values)
-        self._saved_at = time.perf_counter()
+        self._saved_at, self._saved_step = time.perf_counter(), self.step
 
     def train(self, asked_to_stop: list[int], stop_after: float | None) -> None:
         """Epoch after epoch; the figures of each go to metrics.jsonl, checkpoints follow the clock."""
         self._saved_at = self._began = time.perf_counter()
+        self._saved_step = -1
         board = _board(self.folder.path)
         while self.step < self.total:
             epoch, first = divmod(self.step, self.per_epoch)
@@ -179,13 +202,19 @@ class _Run:
                 self.engine.step(batch, at)
                 self.step += 1
                 done += 1
-                if asked_to_stop or (stop_after and time.perf_counter() - self._began > stop_after):
+                ends = self.step >= self.total or self.step % self.per_epoch == 0
+                if not ends and self._must_stop(asked_to_stop, stop_after):
                     self._stop(begin)
             row = self._end_of_epoch(epoch + 1, at, begin, done)
             if board is not None:
                 _to_board(board, row)
+            if self._must_stop(asked_to_stop, stop_after):  # only now: the figures of a whole epoch are a row of metrics
+                self._stop()
         self.show.close()
         self.show.say(FOOTNOTE)
+
+    def _must_stop(self, asked: list[int], stop_after: float | None) -> bool:
+        return bool(asked) or (stop_after is not None and time.perf_counter() - self._began > stop_after)
 
     def _end_of_epoch(self, epoch: int, at: Any, begin: float, done: int) -> dict[str, Any]:
         figures = self.engine.read_figures()  # waits for the device
@@ -201,29 +230,42 @@ class _Run:
             self.save()
         return row
 
-    def _stop(self, begin: float) -> None:
+    def _stop(self, begin: float | None = None) -> None:
+        """Save and raise `Stopped`; `begin` is when the epoch began that this breaks off."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-        self.seconds += time.perf_counter() - begin
+        if begin is not None:
+            self.seconds += time.perf_counter() - begin
         self.show.close()
         self._check_finite()
-        self.save()
+        if self._saved_step != self.step:
+            self.save()
         self.show.say(f"stopped at step {self.step:,} of {self.total:,}; everything is saved, --resume goes on")
         raise Stopped
 
     def _check_finite(self) -> None:
-        trouble = self.engine.trouble
-        if trouble.step < 0:
+        trouble = self._trouble()
+        if trouble is None:
             return
         self.show.close()
-        step = self.step - (self.step - 1) % self.per_epoch + int(trouble.step)
-        where = self._first_bad_layer()
         found = self.folder._epochs()
-        last = f"the last good checkpoint is {self.folder.checkpoints / f'state-{found[0]}.json'}" if found else "no checkpoint yet"
-        raise Diverged(
-            f"the loss is not finite at step {step:,} ({where}); {last}. Try a smaller learning_rate, a longer ramp_epochs, or "
-            "precision tf32"
-        )
+        last = "no checkpoint yet"
+        if found:
+            last = f"the last good checkpoint is {self.folder.checkpoints / f'state-{found[0]}.json'}"
+        raise Diverged(f"{trouble}; {last}. Try a smaller learning_rate, a longer ramp_epochs, or precision tf32")
+
+    def _trouble(self) -> str | None:
+        """What is not finite: the loss of a step since the last look, or weights, which the last update may have spoiled."""
+        if self.engine.trouble.step >= 0:
+            step = self.step - (self.step - 1) % self.per_epoch + int(self.engine.trouble.step)
+            return f"the loss is not finite at step {step:,} ({self._first_bad_layer()})"
+        bad = self._first_bad_parameter()
+        return None if bad is None else f"weights are not finite behind step {self.step:,} (first those of '{bad}')"
+
+    def _first_bad_parameter(self) -> str | None:
+        names, weights = zip(*self.model.named_parameters(), strict=True)
+        fine = torch.stack([p.detach().isfinite().all() for p in weights]).tolist()
+        return next((name for name, holds in zip(names, fine, strict=True) if not holds), None)
 
     def _first_bad_layer(self) -> str:
         """The first layer whose norm was not finite in the bad step; the loss alone where all of them were."""
@@ -234,10 +276,8 @@ class _Run:
         for name, local, general in zip(self.engine.layers, norms, norms[len(self.engine.layers) :], strict=False):
             if not (math.isfinite(local) and math.isfinite(general)):
                 return f"first in layer '{name}'"
-        for name, p in self.model.named_parameters():
-            if not bool(torch.isfinite(p).all()):
-                return f"in the logits; '{name}' was the first parameter that it reached"
-        return "in the logits"
+        bad = self._first_bad_parameter()
+        return "in the logits" if bad is None else f"in the logits; '{bad}' was the first parameter that it reached"
 
 
 def plan_memory(
@@ -257,8 +297,8 @@ def plan_memory(
     home = device if fits else torch.device("cpu")
     resident = step + images + (starts if fits else 0) < 0.95 * free
     lines = [
-        f"memory: {_gb(starts)} of saved vectors {'on the device' if fits else 'in pinned host memory'}, about {_gb(step)} for a "
-        f"step, {_gb(images)} of images {'on the device' if resident else 'streamed from host memory'}"
+        f"memory: {_gb(starts)} of saved vectors {'on the device' if fits else 'in pinned host memory'}, about {_gb(step)} "
+        f"for a step, {_gb(images)} of images {'on the device' if resident else 'streamed from host memory'}"
     ]
     return home, resident, lines
 
@@ -292,7 +332,10 @@ def _finish(run: _Run, validation: ImageSet | None, test: ImageSet | None, optio
     # What is stored is what is evaluated: 16 bits a weight are enough, and half the size.
     largest = max(float(p.detach().abs().max()) for p in model.parameters())
     dtype = torch.float16 if largest < torch.finfo(torch.float16).max else None
-    save_model(path, model, about, dtype)
+    try:
+        save_model(path, model, about, dtype)
+    except OSError as error:
+        raise RunFolderError(f"cannot write {path}: {error.strerror or error}; --resume goes on from here") from None
     plain = load_model(path).to(run.device)
     peak = torch.cuda.max_memory_allocated(run.device) / 1e9 if run.device.type == "cuda" else None
     say = run.show.say
@@ -329,13 +372,18 @@ def _finish(run: _Run, validation: ImageSet | None, test: ImageSet | None, optio
     if test is not None:
         say(f"evaluating {min(options.limit or 10**9, len(test.labels)):,} test images")
         result["evaluation"] = evaluate(plain, test, recipe.eps, **settings)
-    text = json.dumps(result, indent=1) + "\n"
-    (run.folder.path / "result.json").write_text(text)
+    _write_result(result, run.folder.path / "result.json")
     if options.results is not None:
-        options.results.mkdir(parents=True, exist_ok=True)
         suffix = f"-seed{recipe.seed}" if recipe.seed else ""
-        (options.results / f"{recipe.name}{suffix}.json").write_text(text)
+        _write_result(result, options.results / f"{recipe.name}{suffix}.json")
     return result
+
+
+def _write_result(result: dict[str, Any], path: Path) -> None:
+    try:
+        write_atomically(path, (json.dumps(result, indent=1) + "\n").encode())
+    except OSError as error:
+        raise RunFolderError(f"cannot write {path}: {error.strerror or error}; --resume evaluates again") from None
 
 
 @contextmanager
@@ -357,8 +405,8 @@ def _interrupts() -> Iterator[list[int]]:
     try:
         yield asked
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for known, handler in before.items():
+            signal.signal(known, handler)
 
 
 def _board(path: Path) -> Any:

@@ -1,7 +1,7 @@
 """Muon: momentum whose every singular value is set to about 1 before it is subtracted (Jordan et al. 2024).
 
-It suits training with a Lipschitz bound: the bound charges a layer for its largest singular value alone, so the others may grow to
-the same size for free, and steps that move all singular directions alike bring them there.
+It suits training with a Lipschitz bound: the bound charges a layer for its largest singular value alone, so the others may
+grow to the same size for free, and steps that move all singular directions alike bring them there.
 """
 
 from __future__ import annotations
@@ -50,8 +50,9 @@ class Muon(torch.optim.Optimizer):
         state = self.state[p]
         if "momentum" not in state:
             state["momentum"] = torch.zeros_like(p)
-        state["momentum"].lerp_(p.grad, 1 - momentum)  # type: ignore[arg-type]
-        flat = torch.lerp(p.grad, state["momentum"], momentum).flatten(1)  # type: ignore[arg-type]
+        assert p.grad is not None
+        state["momentum"].lerp_(p.grad, 1 - momentum)
+        flat = torch.lerp(p.grad, state["momentum"], momentum).flatten(1)
         return flat.T if flat.shape[0] > flat.shape[1] else flat
 
     def _move(self, pairs: list[tuple[Tensor, Tensor]], lr: float | Tensor) -> None:

@@ -69,6 +69,7 @@ class Objective:
             self._rule(own, y, ceiling),
             ceiling=ceiling if recipe.method != "ibp" else None,
             box_radii="input" if recipe.method == "ibp" else recipe.box_radii,
+            intervals=recipe.intervals,
         )
         logits = worst_logits(network, trace, y, form=FORMS[recipe.method], steps=DUAL_STEPS)  # type: ignore[arg-type]
         loss = self._loss(logits, y, mix)
@@ -116,7 +117,7 @@ def figures(logits: WorstLogits, y: Tensor, trace: Trace, ceiling: GlobalBound) 
     """One number per entry of FIGURES, then per layer: mean local norm, global norm, share of varying units; (K,)."""
     with torch.no_grad():
         local = torch.stack([norm.mean() for norm in trace.norms.values()])
-        general = torch.cat([norm for norm in ceiling.norms.values()])
+        general = torch.cat(list(ceiling.norms.values()))
         varying = torch.stack([v.outputs.float().mean() for v in trace.varying])
         bounds = torch.stack([trace.lipschitz.mean(), ceiling.total[0]])
         return torch.cat([_accuracies(logits, y), bounds, local, general, varying]).detach()

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 QUIET = 10.0
 
 HEADER = "  epoch    clean   robust*     eps    lambda      rate   local*   global*   s/epoch   left"
-FOOTNOTE = "  * estimates by power iteration, on the training images as they pass; certified figures come at the end"
+FOOTNOTE = "  * estimates by power iteration, on the training images as they pass; what is proved comes at the end"
 
 
 class Display(Protocol):
@@ -50,8 +50,8 @@ def duration(seconds: float) -> str:
 class PlainLines:
     """A line for the first and the last epoch, and one every few seconds between them."""
 
-    def __init__(self) -> None:
-        self._header, self._last, self._waiting = False, 0.0, ""
+    def __init__(self, quiet: float = QUIET) -> None:
+        self._header, self._last, self._waiting, self._quiet = False, 0.0, "", quiet
 
     def say(self, line: str) -> None:
         self._flush()
@@ -62,7 +62,7 @@ class PlainLines:
             print(HEADER, flush=True)
             self._header = True
         self._waiting = line(row)
-        if time.monotonic() - self._last >= QUIET:
+        if time.monotonic() - self._last >= self._quiet:
             self._flush()
             self._last = time.monotonic()
 
@@ -78,10 +78,11 @@ class PlainLines:
 class LiveLine:
     """The header and every finished epoch that is worth keeping, with the newest one rewritten in place."""
 
-    def __init__(self) -> None:
+    def __init__(self, quiet: float = QUIET) -> None:
         from rich.console import Console
         from rich.live import Live
 
+        self._quiet = quiet
         self.console = Console(highlight=False, markup=False)
         self._live = Live("", console=self.console, refresh_per_second=4, auto_refresh=False)
         self._started, self._kept, self._newest = False, 0.0, ""
@@ -95,7 +96,7 @@ class LiveLine:
             self._live.start()
             self._started = True
         self._newest = line(row)
-        if time.monotonic() - self._kept >= QUIET:
+        if time.monotonic() - self._kept >= self._quiet:
             self.say(self._newest)
             self._kept, self._newest = time.monotonic(), ""
         self._live.update(self._newest, refresh=True)
@@ -117,11 +118,11 @@ class Silent:
         pass
 
 
-def display() -> Display:
-    """The live line in a terminal where rich is installed, else plain lines."""
+def display(quiet: float = QUIET) -> Display:
+    """The live line in a terminal where rich is installed, else plain lines; at most one line kept in `quiet` seconds."""
     if sys.stdout.isatty():
         try:
-            return LiveLine()
+            return LiveLine(quiet)
         except ImportError:
             pass
-    return PlainLines()
+    return PlainLines(quiet)

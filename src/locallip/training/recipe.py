@@ -1,4 +1,4 @@
-"""A recipe: everything that decides what a training run does, as one flat record that a TOML file or a command line fills."""
+"""A recipe: everything that decides what a training run does, one flat record that a TOML file or a command line fills."""
 
 from __future__ import annotations
 
@@ -56,6 +56,8 @@ class Recipe:
         power_steps: Power iterations a step, per sample and layer.
         starts: Where power iteration begins: at the vectors saved in the epoch before, or at random.
         box_radii: Radii that cut the boxes: the paper's global ones, or the local ones found so far.
+        intervals: Whether boxes are also cut with interval arithmetic. The balls are almost always tighter in a network
+            trained this way, and without intervals a step needs a third less time.
         sparsity: Weight of the sparsity loss.
         theta_weight: Weight of its term at the upper threshold.
         threshold: Start of the learnable thresholds.
@@ -65,6 +67,7 @@ class Recipe:
         ema: Decay per step of an average of the weights that replaces them at the end; 0 for none.
         attack_steps: Steps of the attack inside adversarial training and TRADES.
         trades_weight: Beta of TRADES.
+        images: Train on the first so many training images; 0 for all.
         validation: Hold out so many training images and report on them; the test images are not read before the end.
         seed: Start of every random draw.
     """
@@ -91,6 +94,7 @@ class Recipe:
     power_steps: int = 2
     starts: Starts = "saved"
     box_radii: Literal["local", "global"] = "global"
+    intervals: bool = True
     sparsity: float = 0.0
     theta_weight: float = 0.1
     threshold: float = 1.0
@@ -100,6 +104,7 @@ class Recipe:
     ema: float = 0.0
     attack_steps: int = 10
     trades_weight: float = 6.0
+    images: int = 0
     validation: int = 0
     seed: int = 0
 
@@ -123,7 +128,9 @@ def check(recipe: Recipe) -> None:
         value, kind = getattr(recipe, field.name), hints[field.name]
         allowed = {"architecture": tuple(ARCHITECTURES), "activation": tuple(ACTIVATIONS)}.get(field.name, get_args(kind))
         if allowed and value not in allowed:
-            raise WrongRecipe(f"{field.name} = {value!r}: choose one of {', '.join(map(str, allowed))}{_nearest(value, allowed)}")
+            raise WrongRecipe(
+                f"{field.name} = {value!r}: choose one of {', '.join(map(str, allowed))}{_nearest(value, allowed)}"
+            )
         if not allowed and not _is(value, kind):
             raise WrongRecipe(f"{field.name} = {value!r}: expected {_KINDS[kind]}")
     for name, least, most in _RANGES:
@@ -133,15 +140,25 @@ def check(recipe: Recipe) -> None:
     radius(recipe)
     if recipe.end_learning_rate > recipe.learning_rate:
         raise WrongRecipe(
-            f"end_learning_rate = {recipe.end_learning_rate} is above learning_rate = {recipe.learning_rate}: the rate only falls"
+            f"end_learning_rate = {recipe.end_learning_rate} is above learning_rate = {recipe.learning_rate}; "
+            "the rate only falls"
         )
     for name in ("decay_epoch", "ramp_epochs", "warmup_epochs"):
         if getattr(recipe, name) > recipe.epochs:
             raise WrongRecipe(f"{name} = {getattr(recipe, name):g} lies behind the last epoch, {recipe.epochs:g}")
+    if recipe.method == "ibp" and not recipe.intervals:
+        raise WrongRecipe("method 'ibp' is interval arithmetic: intervals = false cannot go with it")
     if recipe.warmup_epochs > recipe.ramp_epochs:
         raise WrongRecipe(
             f"warmup_epochs = {recipe.warmup_epochs:g} lies behind ramp_epochs = {recipe.ramp_epochs:g}, which includes it"
         )
+
+
+def rescaled(recipe: Recipe, epochs: float) -> Recipe:
+    """The same recipe for another number of epochs, its schedules stretched or shortened with them."""
+    factor = epochs / recipe.epochs
+    names = ("decay_epoch", "warmup_epochs", "ramp_epochs")
+    return dataclasses.replace(recipe, epochs=float(epochs), **{name: factor * getattr(recipe, name) for name in names})
 
 
 def radius(recipe: Recipe) -> Fraction:
@@ -175,6 +192,7 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("ema", 0.0, 0.999999),
     ("attack_steps", 1, 1000),
     ("trades_weight", 0.0, 1e6),
+    ("images", 0, 10_000_000),
     ("validation", 0, 1_000_000),
     ("seed", 0, 2**31 - 1),
 )

@@ -38,4 +38,6 @@ def grown(recipe: Recipe, epoch: float) -> float:
     """How far the ramps of eps and lambda are: 0 in the warm-up, then linear, 1 from `ramp_epochs` on and never more."""
     if epoch >= recipe.ramp_epochs:
         return 1.0
-    return max(0.0, (epoch - recipe.warmup_epochs) / (recipe.ramp_epochs - recipe.warmup_epochs))
+    if epoch <= recipe.warmup_epochs:  # which may be all of the ramp
+        return 0.0
+    return (epoch - recipe.warmup_epochs) / (recipe.ramp_epochs - recipe.warmup_epochs)
