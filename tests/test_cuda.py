@@ -1,4 +1,4 @@
-"""The same results on a GPU, where there is one, and no host synchronisation in the training bound."""
+"""The same results on a GPU, where there is one: bounds, verdicts and training; no host synchronisation in the bound."""
 
 from __future__ import annotations
 
@@ -8,7 +8,13 @@ from torch import nn
 
 import locallip as ll
 from locallip.bounds import global_bound, propagate, worst_logits
+from locallip.data import load_embedded
 from locallip.norms import PowerNorm, WarmStarts
+from locallip.training.batches import Epoch, Images
+from locallip.training.engine import Engine
+from locallip.training.fit import make_model
+from locallip.training.recipe import Recipe
+from locallip.training.schedules import setting
 from tests.random_networks import ACTIVATIONS, BODIES, random_network
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -81,3 +87,97 @@ def test_the_training_bound_never_waits_for_the_host(activation, box_radii):
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert bool(torch.isfinite(loss))
+
+
+def _engines(method, precision="float32", **changes):
+    """The same tiny run twice: eager on the CPU, compiled and captured on the GPU."""
+    recipe = Recipe(
+        name="tiny",
+        data="embedded",
+        architecture="small",
+        method=method,
+        eps="0.3",
+        eps_train=0.3,
+        epochs=2.0,
+        batch=32,
+        ramp_epochs=1.0,
+        init="orthogonal",
+        augment="crop_flip",
+        precision=precision,
+        **changes,
+    )
+    images, labels = load_embedded("train")
+    images, labels = images[:64], labels[:64]
+    made = []
+    for device in (torch.device("cpu"), torch.device("cuda")):
+        engine = Engine(make_model(recipe, (1, 28, 28), 10), recipe, (1, 28, 28), 64, device)
+        made.append((engine, Images(images, labels, 3, device)))
+    if made[0][0].starts is not None:  # the same first vectors, which each device draws for itself
+        here, there = made[0][0].starts, made[1][0].starts
+        for place, shape in here.shapes.items():
+            there.put_back(place, torch.arange(64), here.rows[place].view(64, *shape).cuda())
+    return recipe, made
+
+
+def _train(recipe, engine, images, epochs=2):
+    rows = []
+    for epoch in range(epochs):
+        order = Epoch(64, recipe, 3, epoch)
+        for number, batch in enumerate(order.batches(images)):
+            engine.step(batch, setting(recipe, epoch + number / len(order)))
+        rows.append(engine.read_figures())
+    return rows
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "muon"])
+@pytest.mark.parametrize("method", ["local-b", "local-g", "bcp", "gloro", "lmt", "ibp", "standard"])
+def test_the_captured_step_trains_as_the_eager_one(method, optimizer):
+    recipe, made = _engines(method, optimizer=optimizer)
+    here, there = (_train(recipe, *one) for one in made)
+    for ours, theirs in zip(here, there, strict=True):
+        for name in ("clean_loss", "worst_loss"):
+            # Muon's iteration is in bfloat16 on a GPU.
+            assert theirs[name] == pytest.approx(ours[name], rel=2e-2 if optimizer == "muon" else 2e-3)
+    if method != "standard":
+        assert there[-1]["global_norms"] == pytest.approx(here[-1]["global_norms"], rel=2e-2)
+
+
+def test_bfloat16_stays_near_float32():
+    recipe, made = _engines("local-b", precision="bfloat16")
+    here, there = (_train(recipe, *one) for one in made)
+    assert there[-1]["worst_loss"] == pytest.approx(here[-1]["worst_loss"], rel=3e-2)
+
+
+@pytest.mark.parametrize("method", ["at", "trades"])
+def test_methods_that_draw_can_be_captured(method):
+    recipe, made = _engines(method)
+    rows = _train(recipe, *made[1])
+    assert rows[-1]["worst_loss"] < 2.6
+
+
+def test_vectors_in_host_memory_and_streamed_images_change_nothing():
+    recipe, made = _engines("local-b")
+    engine, images = made[1]
+    far = Engine(make_model(recipe, (1, 28, 28), 10), recipe, (1, 28, 28), 64, engine.device, starts_on=torch.device("cpu"))
+    for place, rows in engine.starts.rows.items():
+        assert far.starts.rows[place].is_pinned()
+        far.starts.rows[place].copy_(rows)
+    images_there = load_embedded("train")[0][:64]
+    streamed = Images(images_there, images.labels.cpu(), 3, engine.device, resident=False)
+    near_rows, far_rows = _train(recipe, engine, images), _train(recipe, far, streamed)
+    assert far_rows[-1]["worst_loss"] == pytest.approx(near_rows[-1]["worst_loss"], rel=1e-4)
+
+
+def test_a_captured_run_resumes_from_its_state():
+    recipe, made = _engines("local-b")
+    engine, images = made[1]
+    _train(recipe, engine, images, 1)
+    state = engine.state()
+    other = Engine(make_model(recipe, (1, 28, 28), 10), recipe, (1, 28, 28), 64, engine.device)
+    for place, rows in engine.starts.rows.items():
+        other.starts.rows[place].copy_(rows)
+    other.load_state(state)
+    for name, value in other.state().items():
+        assert torch.equal(value, state[name]), name
+    first, second = _train(recipe, engine, images, 1)[0], _train(recipe, other, images, 1)[0]
+    assert second["worst_loss"] == pytest.approx(first["worst_loss"], rel=1e-3)

@@ -42,7 +42,14 @@ class WrongOption(ValueError):
     """An option whose value makes no sense; the message is for the user."""
 
 
-def demo(eps: str = "0.5", epochs: int = 8, seed: int = 0, limit: int = 500, images: int = 10_000) -> None:
+def demo(
+    eps: str = "0.5",
+    epochs: int = 8,
+    seed: int = 0,
+    limit: int = 500,
+    images: int = 10_000,
+    out: Path | None = None,
+) -> None:
     """Train a small network on embedded handwritten digits and certify test images, in one to two minutes on two cores.
 
     Args:
@@ -51,13 +58,14 @@ def demo(eps: str = "0.5", epochs: int = 8, seed: int = 0, limit: int = 500, ima
         seed: Start of every random draw; the same seed gives the same result on the same machine.
         limit: Certify the first so many test images, at most 10000.
         images: Train on the first so many training images, at most 10000.
+        out: Run folder to keep: weights, metrics, checkpoints.
     """
     radius = _radius(eps)
     _check(epochs >= 1, f"--epochs must be at least 1, got {epochs}")
     _check(0 <= seed < 2**31, f"--seed must be between 0 and {2**31 - 1}, got {seed}")
     _check(1 <= limit <= 10_000, f"--limit must be between 1 and 10000, got {limit}")
     _check(1 <= images <= 10_000, f"--images must be between 1 and 10000, got {images}")
-    demonstration.run(radius, epochs, seed, limit, images)
+    demonstration.run(radius, epochs, seed, limit, images, out)
 
 
 def recipes() -> None:
@@ -122,6 +130,8 @@ def train(args: Sequence[str]) -> None:
     flat = Annotated[Train, tyro.conf.OmitArgPrefixes]
     asked = tyro.cli(flat, args=rest, default=Train(find(name)), prog=f"locallip train {name}")
     _check(asked.limit is None or asked.limit > 0, f"--limit must be at least 1, got {asked.limit}")
+    _check(asked.stop_after is None or asked.stop_after > 0, f"--stop-after must be above 0, got {asked.stop_after}")
+    _check(asked.evaluate or asked.results is None, "--results wants figures: leave out --no-evaluate or --results")
     recipe = replace(asked.recipe, epochs=float(asked.recipe.epochs))
     options = Options(
         out=asked.out or Path("runs") / recipe.name,

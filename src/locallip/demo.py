@@ -46,7 +46,8 @@ def run(eps: float, epochs: int, seed: int, limit: int, images: int, out: Path |
     say(f"  eps = {eps:g} changes its answer. Training goes to {target / eps:.1f} times that, and eps grows on the way.\n")
     with tempfile.TemporaryDirectory() as forgotten:
         folder = out or Path(forgotten) / "run"
-        fit(recipe, Options(out=folder, evaluate=False, device=torch.device("cpu")), display(quiet=0.0))
+        options = Options(out=folder, evaluate=False, announce=out is not None, device=torch.device("cpu"))
+        fit(recipe, options, display(quiet=0.0))
         model = load_model(folder)
     # Another stream of random numbers than the one behind the weights: the proof wants its starts independent of them.
     return report(model, *_test_images(limit), eps, seed + 1_000_003, say)

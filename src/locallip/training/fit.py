@@ -57,8 +57,10 @@ class Options:
     download: bool = False
     resume: bool = False
     device: torch.device | None = None
-    evaluate: bool = True
+    evaluate: bool = True  # on the test images
+    validate: bool = True  # on the images held out, where the recipe holds some out
     limit: int | None = None
+    announce: bool = True  # say where the run folder is
     results: Path | None = None  # where the result file goes too, under the recipe's name
     stop_after: float | None = None  # seconds after which a run saves and stops, as Ctrl-C makes it do
 
@@ -73,7 +75,7 @@ def fit(recipe: Recipe, options: Options, show: Display | None = None) -> dict[s
     folder = RunFolder.create(options.out, dataclasses.asdict(recipe), options.resume)
     run = _Run(recipe, train, folder, device, show)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        run.prepare(options.resume)
+        run.prepare(options.resume, options.announce)
         with _interrupts() as asked_to_stop:
             run.train(asked_to_stop, options.stop_after)
     return _finish(run, validation, test if options.evaluate else None, options)
@@ -136,7 +138,7 @@ class _Run:
         self.step, self.seconds, self.skipped = 0, 0.0, 0.0
         self._train = train
 
-    def prepare(self, resume: bool) -> None:
+    def prepare(self, resume: bool, announce: bool = True) -> None:
         """Say what will be needed, check that it is there, and put images, network and state in place."""
         recipe, say = self.recipe, self.show.say
         size = f"{recipe.architecture.upper()} with {num_parameters(self.model):,} parameters"
@@ -154,7 +156,8 @@ class _Run:
         self.folder.check_space(3 * sum(t.numel() * t.element_size() for t in state.values()) + 10**6)
         if resume:
             self._resume()
-        say(f"  run folder {self.folder.path}")
+        if announce:
+            say(f"  run folder {self.folder.path}")
 
     def _resume(self) -> None:
         found = self.folder.load(self.device)
@@ -339,7 +342,7 @@ def _finish(run: _Run, validation: ImageSet | None, test: ImageSet | None, optio
     plain = load_model(path).to(run.device)
     peak = torch.cuda.max_memory_allocated(run.device) / 1e9 if run.device.type == "cuda" else None
     say = run.show.say
-    say(f"trained in {duration(run.seconds)}; weights in {path}")
+    say(f"trained in {duration(run.seconds)}" + (f"; weights in {path}" if options.announce else ""))
     settings: dict[str, Any] = {"limit": options.limit, "seed": recipe.seed, "say": say}
     found = environment()
     result: dict[str, Any] = {
@@ -366,14 +369,14 @@ def _finish(run: _Run, validation: ImageSet | None, test: ImageSet | None, optio
             "dtype": "float16" if dtype else "float32",
         },
     }
-    if validation is not None:
+    if validation is not None and options.validate:
         say(f"evaluating {len(validation.labels):,} validation images")
         result["training"]["validation"] = evaluate(plain, validation, recipe.eps, **settings)
     if test is not None:
         say(f"evaluating {min(options.limit or 10**9, len(test.labels)):,} test images")
         result["evaluation"] = evaluate(plain, test, recipe.eps, **settings)
     _write_result(result, run.folder.path / "result.json")
-    if options.results is not None:
+    if options.results is not None and test is not None:  # a result is what was measured
         suffix = f"-seed{recipe.seed}" if recipe.seed else ""
         _write_result(result, options.results / f"{recipe.name}{suffix}.json")
     return result
