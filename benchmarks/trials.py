@@ -40,7 +40,7 @@ def changed(recipe: Recipe, fields: list[str]) -> Recipe:
     for field in fields:
         name, _, text = field.partition("=")
         try:
-            values[name] = json.loads(text)
+            values[name] = text if name == "eps" else json.loads(text)
         except ValueError:
             values[name] = text
     if "epochs" in values:

@@ -12,8 +12,8 @@ from locallip.data import load_embedded
 from locallip.norms import PowerNorm, WarmStarts
 from locallip.training.batches import Epoch, Images
 from locallip.training.engine import Engine
-from locallip.training.fit import make_model
 from locallip.training.recipe import Recipe
+from locallip.training.run import make_model
 from locallip.training.schedules import setting
 from tests.random_networks import ACTIVATIONS, BODIES, random_network
 

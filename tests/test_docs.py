@@ -6,21 +6,28 @@ import ast
 import contextlib
 import io
 import re
+import shlex
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 
+from locallip import tables
+from locallip.cli import COMMANDS, Train
 from locallip.network import rules
+from locallip.training import recipe as recipes
+from locallip.zoo import model_cards
 from tests.contracts import test_activations, test_ops
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
-RUNNABLE = ["README.md", "docs/math.md", "docs/adding_a_layer.md"]
+RUNNABLE = ["README.md", "docs/math.md", "docs/training.md", "docs/adding_a_layer.md"]
 
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[([^\]]+)\]\(([^)\s]+)\)")
@@ -88,6 +95,53 @@ def test_readme_certifies_what_it_says() -> None:
     assert bool((names["L"] <= names["G"] * (1 + 1e-6)).all())
     assert bool((radii > 0).all())
     assert bool(torch.isfinite(names["loss"]))
+
+
+def test_readme_shows_the_results_that_are_there() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    expected = tables.filled(text, tables.readme_table(ROOT / "results"))
+    assert text == expected, "README.md is behind results/; this rewrites it: python -m locallip.tables README.md"
+
+
+def test_documents_know_whether_networks_come_with_the_package() -> None:
+    training, readme = ((ROOT / name).read_text(encoding="utf-8") for name in ("docs/training.md", "README.md"))
+    none = not model_cards()
+    assert ("so far there are none" in training) == none
+    assert ("missing today: trained networks that come with the package" in readme) == none
+
+
+def shell_lines(document: Path) -> list[list[str]]:
+    """The calls of `locallip` in blocks of shell, as words."""
+    text = document.read_text(encoding="utf-8")
+    lines = [line for block in BLOCK.finditer(text) if block[1] == "sh" for line in block[2].splitlines()]
+    return [shlex.split(line)[1:] for line in lines if line.startswith("locallip ")]
+
+
+def own_recipe() -> recipes.Recipe:
+    """The recipe of one's own that docs/training.md shows."""
+    text = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
+    (block,) = [block[2] for block in BLOCK.finditer(text) if block[1] == "toml"]
+    return recipes.from_mapping({"name": "my-recipe", **tomllib.loads(block)}, where="docs/training.md")
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/training.md"])
+def test_commands_that_are_shown_exist(name: str) -> None:
+    """Subcommands, recipes and options are real, and recipes with their changes can be run."""
+    calls = shell_lines(ROOT / name)
+    assert any(call[0] == "train" for call in calls)
+    known = {field.name for field in fields(Train)} - {"recipe"}
+    for command, *words in calls:
+        if command != "train":
+            assert command in COMMANDS, command
+            continue
+        recipe = own_recipe() if words[0] == "my-recipe.toml" else recipes.find(words[0])
+        changes = {}
+        for word, following in zip(words[1:], [*words[2:], ""], strict=True):
+            option = word.removeprefix("--").replace("-", "_")
+            if word.startswith("--") and option not in known:
+                assert hasattr(recipe, option), word
+                changes[option] = type(getattr(recipe, option))(following)
+        replace(recipe, **changes)  # refuses what cannot be run
 
 
 def contracts(module: Any) -> list[Any]:

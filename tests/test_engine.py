@@ -14,15 +14,17 @@ from locallip.network import in_precision
 from locallip.norms import ExactNorm, NormKey, PowerNorm, WarmStarts
 from locallip.training.batches import Batch
 from locallip.training.engine import Engine
-from locallip.training.fit import make_model
 from locallip.training.muon import Muon, orthogonalized
-from locallip.training.objective import DUAL_STEPS, FORMS, layer_names, places
+from locallip.training.objective import DUAL_STEPS, layer_names, places
 from locallip.training.recipe import Method, Recipe
+from locallip.training.run import make_model
 from locallip.training.schedules import Setting
 
 CPU = torch.device("cpu")
 SHAPE, CLASSES, COUNT = (1, 8, 8), 4, 24
 METHODS = get_args(Method)
+#: What each method takes for the worst logits: the best of box and ball, or one of them alone.
+FORMS = {"local-b": "box_ball", "local-g": "box_ball", "bcp": "box_ball", "gloro": "ball", "lmt": "lmt", "ibp": "box"}
 BOUNDED = tuple(FORMS)
 AT = Setting(3e-3, 0.1, 0.7)
 FROZEN = Setting(1e-12, 0.1, 0.7)  # weights stay what they are to the last digit that a comparison sees
@@ -100,6 +102,7 @@ def exact(engine, batch, at=AT):
             ExactNorm() if r.is_local else Unmasked(ceiling),
             ceiling=None if r.method == "ibp" else ceiling,
             box_radii="input" if r.method == "ibp" else r.box_radii,
+            intervals=r.intervals,
         )
         return trace, worst_logits(network, trace, batch.y, form=FORMS[r.method], steps=DUAL_STEPS), ceiling
 
@@ -141,6 +144,7 @@ def test_a_few_steps_lower_the_loss(method, activation):
     [
         {"optimizer": "muon", "muon_rate": 0.02},
         {"box_radii": "local"},
+        {"intervals": False},
         {"starts": "random"},
         {"sparsity": 0.1},
         {"method": "local-g", "optimizer": "muon", "activation": "maxmin"},
@@ -242,6 +246,39 @@ def test_figures_are_those_of_a_direct_computation(method, activation):
     assert len(shown["local_norms"]) == len(layer_names(engine.network)) == 4
 
 
+OPTIONS = [{"sparsity": 0.3, "theta_weight": 0.2}, {"box_radii": "local"}]
+
+
+@pytest.mark.parametrize("fields", [*({"method": method} for method in METHODS), *OPTIONS], ids=str)
+def test_the_loss_is_the_one_that_the_method_defines(fields):
+    engine = make_engine(recipe(power_steps=100, **fields))
+    train(engine, 4)
+    train(engine, 4, FROZEN)  # for the vectors
+    batch = two_batches()[0]
+    arguments = (batch.x, batch.y, torch.tensor([AT.eps]), torch.tensor(AT.mix))
+    torch.manual_seed(1)
+    if engine.has_bound:
+        loss = engine.objective.bounded(*arguments, engine._take(batch), engine.shared)[0]
+    else:
+        loss = engine.objective.attacked(*arguments)[0]
+    torch.testing.assert_close(loss.detach(), loss_of(engine, batch), rtol=2e-3, atol=1e-5)
+
+
+def test_intervals_count_where_asked_for():
+    """Low thresholds and a large radius make boxes that interval arithmetic cuts further than the ball."""
+    wide, losses = Setting(1e-12, 1.0, 0.7), []
+    for intervals in (True, False):
+        engine = make_engine(recipe(power_steps=100, threshold=0.02, intervals=intervals))
+        train(engine, 4, wide)
+        engine.read_figures()
+        train(engine, 2, wide)
+        shown = engine.read_figures()["worst_loss"]
+        exact_loss = [F.cross_entropy(exact(engine, b, wide)[1].worst, b.y) for b in two_batches()]
+        assert shown == pytest.approx(float(sum(exact_loss)) / 2, rel=2e-3)
+        losses.append(shown)
+    assert losses[0] < 0.99 * losses[1]
+
+
 def test_figures_begin_anew_when_read():
     engine = make_engine(recipe())
     train(engine, 2, FROZEN)
@@ -286,8 +323,9 @@ def exact_local_norms(engine):
     return torch.stack(parts).mean(0).double()
 
 
-def test_saved_vectors_bring_the_estimate_to_the_norm_over_epochs():
-    engine = make_engine(recipe(power_steps=1))
+@pytest.mark.parametrize("power_steps", [1, 2])
+def test_saved_vectors_bring_the_estimate_to_the_norm_over_epochs(power_steps):
+    engine = make_engine(recipe(power_steps=power_steps))
     expected = exact_local_norms(engine)
     errors = []
     for _ in range(25):

@@ -98,7 +98,8 @@ def test_certified_is_what_certify_says(trained, domain):
 def test_bounds_are_close_to_the_proved_ones(trained, figures):
     model, images = trained
     proved = ll.global_lipschitz(model, (1, 6, 6))
-    assert 0.97 * proved <= figures["global_lipschitz"] <= proved
+    # float32 rounds the converged estimate by a few units in its last place.
+    assert 0.97 * proved <= figures["global_lipschitz"] <= proved * (1 + 1e-6)
     local = ll.local_lipschitz(model, images.images.float() / 255, EPS)
     assert figures["local_lipschitz"] >= 0.97 * float(local.mean())  # the paper's radii give the larger boxes
 

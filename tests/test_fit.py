@@ -20,11 +20,13 @@ from locallip import cli
 from locallip.certify import certify
 from locallip.data import hold_out, load_images
 from locallip.training import fit as fitting
+from locallip.training import run as running
 from locallip.training.engine import Engine
 from locallip.training.evaluate import evaluate
-from locallip.training.fit import Diverged, Options, Stopped, fit, make_model
+from locallip.training.fit import Options, fit
 from locallip.training.progress import Silent
 from locallip.training.recipe import Recipe
+from locallip.training.run import Diverged, Stopped, make_model
 from locallip.training.run_folder import RunFolder, RunFolderError
 from locallip.zoo import load_model
 
@@ -37,12 +39,12 @@ DRIVER = """
 import os, signal, sys, threading, time, torch
 torch.set_num_threads(1)
 from locallip import cli
-from locallip.training import fit
+from locallip.training import fit, run
 from locallip.training.engine import Engine
 whole, step = fit.load_images, Engine.step
 def few(name, split, **settings):
     return whole(name, split, **settings).take(torch.arange({train} if split == "train" else {test}))
-fit.load_images, fit.CHECKPOINT_SECONDS = few, 0.0
+fit.load_images, run.CHECKPOINT_SECONDS = few, 0.0
 taken = 0
 def counted(engine, batch, at):
     global taken
@@ -72,7 +74,7 @@ def few_images(monkeypatch):
     """The driver's images, checkpoints and number of threads, for runs inside this process."""
 
     monkeypatch.setattr(fitting, "load_images", few)
-    monkeypatch.setattr(fitting, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(running, "CHECKPOINT_SECONDS", 0.0)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -245,6 +247,27 @@ def test_a_second_interrupt_breaks_off_and_handlers_come_back(tmp_path, monkeypa
         run(tmp_path / "run", recipe())
     assert not isinstance(raised.value, Stopped)
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+
+class Watched(Silent):
+    """A display that knows whether it was closed: one that was not leaves a terminal without its cursor."""
+
+    closed = False
+
+    def close(self):
+        self.closed = True
+
+
+@pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt, RunFolderError])
+def test_the_display_is_closed_whatever_ends_a_run(tmp_path, monkeypatch, error):
+    def breaks(*args):
+        raise error
+
+    monkeypatch.setattr(Engine, "step", breaks)
+    show = Watched()
+    with pytest.raises(error):
+        fit(recipe(), Options(out=tmp_path / "run", device=CPU), show)
+    assert show.closed
 
 
 def test_stop_after_saves_and_resume_goes_on(tmp_path, whole):
@@ -471,13 +494,13 @@ def trained(tmp_path_factory):
     seen = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fitting, "load_images", few)
-        plain = fitting._Run.__init__
+        plain = running.Run.__init__
 
         def noted(self, recipe, train, *rest):
             seen["train"] = train
             plain(self, recipe, train, *rest)
 
-        patch.setattr(fitting._Run, "__init__", noted)
+        patch.setattr(running.Run, "__init__", noted)
         r = recipe(epochs=10.0, validation=12, seed=4, learning_rate=3e-3)
         seen["result"] = run(folder / "run", r, evaluate=True, results=folder / "results")
     return folder, r, seen
@@ -542,6 +565,14 @@ def test_a_validation_split_that_leaves_nothing_to_train_on_is_a_clear_error(tmp
     assert "validation" in err
     assert f"cannot hold out {TRAIN} of {TRAIN}" in err
     assert not (tmp_path / "run").exists()
+
+
+def test_fewer_images_are_the_first_ones_and_more_than_there_are_a_clear_error(tmp_path, capsys):
+    result = run(tmp_path / "few", recipe(images=32, epochs=2.0))
+    assert result["training"]["steps"] == 4
+    assert RunFolder(tmp_path / "few").load().tensors["starts.0.0"].shape[0] == 32
+    assert cli.main(arguments(tmp_path, tmp_path / "run", recipe(images=TRAIN + 1))) == 2
+    assert f"images = {TRAIN + 1}: embedded has {TRAIN} training images" in capsys.readouterr().err
 
 
 def test_the_first_weights_follow_from_the_seed_alone():

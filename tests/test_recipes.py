@@ -107,7 +107,6 @@ def test_a_file_opens_with_its_row_and_its_figures(name):
         ("batch", 2.5, "batch = 2.5: expected a whole number"),
         ("batch", True, "batch = True: expected a whole number"),
         ("intervals", 1, "intervals = 1: expected true or false"),
-        ("eps", 0.1412, "eps = 0.1412: expected text"),
         ("eps", "36/0", "neither a number nor a fraction"),
         ("eps", "a lot", "neither a number nor a fraction"),
         ("eps", "-1", "must be above 0"),

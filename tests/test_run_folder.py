@@ -36,11 +36,11 @@ def save(folder: RunFolder, *epochs: int) -> None:
 
 def whole(checkpoint) -> int:
     """The epoch of a checkpoint, once all its parts are seen to belong to it."""
-    tensors, values = state(checkpoint.epoch, checkpoint.tensors["weight"].numel())
+    tensors, values = state(checkpoint.step, checkpoint.tensors["weight"].numel())
     assert checkpoint.values == values
     assert checkpoint.tensors.keys() == tensors.keys()
     assert all(torch.equal(checkpoint.tensors[name], tensors[name]) for name in tensors)
-    return checkpoint.epoch
+    return checkpoint.step
 
 
 def files(folder: RunFolder) -> set[str]:
@@ -101,7 +101,7 @@ def test_values_come_back_exactly(folder):
     values = {"rate": 0.1 + 0.2, "best": float("inf"), "step": 2**60, "none": None, "list": [1, [2.5, "é"]], "on": True}
     folder.save(3, {}, values)
     checkpoint = folder.load()
-    assert (checkpoint.epoch, checkpoint.tensors, checkpoint.values) == (3, {}, values)
+    assert (checkpoint.step, checkpoint.tensors, checkpoint.values) == (3, {}, values)
 
 
 def test_tensor_file_is_an_ordinary_safetensors_file_written_in_pieces(folder, monkeypatch):
@@ -222,7 +222,7 @@ def test_unwritable_places_are_reported(tmp_path):
             RunFolder.create(path, RECIPE, resume=False)
         with pytest.raises(RunFolderError, match="cannot be written to"):
             RunFolder(path).check_space(1)
-        with pytest.raises(RunFolderError, match=r"checkpoint of epoch 1.*there is no earlier checkpoint"):
+        with pytest.raises(RunFolderError, match=r"checkpoint of step 1.*there is no earlier checkpoint"):
             RunFolder(path).save(1, *state(1))
         with pytest.raises(RunFolderError, match=r"metrics\.jsonl"):
             RunFolder(path).append_metrics({"epoch": 1})
@@ -244,9 +244,7 @@ def test_full_disk_keeps_the_last_checkpoint(folder, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr("locallip.training.run_folder._write_tensors", full)
-        with pytest.raises(
-            RunFolderError, match=r"epoch 3: No space left on device; the last good .*state-2\.json, is kept"
-        ):
+        with pytest.raises(RunFolderError, match=r"step 3: No space left on device; the last good .*state-2\.json, is kept"):
             save(folder, 3)
     assert files(folder) == before
     assert whole(folder.load()) == 2
@@ -382,7 +380,7 @@ def dies_at(k):
     return work
 
 def saves_forever(folder):
-    epoch = folder.load().epoch
+    epoch = folder.load().step
     while True:
         epoch += 1
         folder.save(epoch, *state(epoch, size=50_000))
@@ -455,7 +453,7 @@ DAMAGES = {
     "list": (lambda f, e: (f.checkpoints / f"state-{e}.json").write_text("[]"), "does not hold a JSON object"),
     "no hash": (lambda f, e: change_json(f, e, '"sha256"', '"sha1"'), "'sha256' is missing"),
     "value": (lambda f, e: change_json(f, e, '"loss": 0.33', '"loss": 0.34'), "not those that were saved"),
-    "other epoch": (lambda f, e: change_json(f, e, '"epoch": 2,\n "values"', '"epoch": 7,\n "values"'), "not those"),
+    "other epoch": (lambda f, e: change_json(f, e, '"step": 2,\n "values"', '"step": 7,\n "values"'), "not those"),
     "number": (lambda f, e: change_json(f, e, '"state-2.safetensors"', "5"), "state-2.json cannot be used"),
 }
 

@@ -187,6 +187,62 @@ def test_a_folder_that_is_not_there_is_an_error(tmp_path: Path):
         tables.table(tmp_path / "absent")
 
 
+def test_the_short_table_has_only_rows_with_a_result_and_the_papers_figures_beside_them(tmp_path: Path):
+    written(
+        tmp_path,
+        "fast.json",
+        recipe={"name": "fast-cifar10-6c2f-local-b"},
+        evaluation={"certified": None, "guarantee": None},
+    )
+    written(tmp_path, "seed.json", recipe={"seed": 1})
+    written(tmp_path, "full.json")
+    written(tmp_path, "mine.json", recipe={"name": "mine"})
+    head, _, *rows = [
+        [cell.strip() for cell in line[1:-1].split(" | ")] for line in tables.readme_table(tmp_path).splitlines()
+    ]
+    assert all(len(row) == len(head) for row in rows)
+    left = ["CIFAR-10, 36/255", "6C2F, Local-Lip-B", "70.7 / 64.8 / 54.3"]
+    assert rows[0] == [*left, "71.23 / 65.17 / 54.91", "54.72", "7.7 min, One GPU", "`cifar10-6c2f-local-b`"]
+    assert rows[1][:3] == ["", "", ""]
+    assert rows[1][-1] == "`cifar10-6c2f-local-b`, seed 1"
+    assert rows[2][-1].startswith("`fast-cifar10-6c2f-local-b`")
+    assert rows[2][4] == "—"
+    assert len(rows) == 3  # the row stands in three tables of the paper, and here once; `mine` in none
+
+
+def test_the_short_table_without_results_says_so(tmp_path: Path):
+    assert "|" not in tables.readme_table(tmp_path)
+
+
+def test_a_document_is_filled_between_its_markers_and_nowhere_else(tmp_path: Path):
+    written(tmp_path / "results")
+    document = tmp_path / "PAGE.md"
+    document.write_text(f"before\n\n{tables.BEGIN}\nold\n{tables.END}\n\nbehind\n")
+    for _ in range(2):  # the second time changes nothing
+        assert tables.main([str(document)]) == 0
+        table = tables.readme_table(tmp_path / "results")
+        assert document.read_text() == f"before\n\n{tables.BEGIN}\n{table}\n{tables.END}\n\nbehind\n"
+    assert tables.main([str(document), str(tmp_path)]) == 0
+    assert "No row" in document.read_text()
+
+
+@pytest.mark.parametrize("text", ["", "{0}\n", "{1}\n{0}\n", "{0}\n{1}\n{0}\n{1}\n"])
+def test_a_document_without_its_two_markers_is_left_alone(tmp_path: Path, capsys, text: str):
+    document, content = tmp_path / "PAGE.md", text.format(tables.BEGIN, tables.END)
+    document.write_text(content)
+    (tmp_path / "results").mkdir()
+    assert tables.main([str(document)]) == 1
+    assert "PAGE.md: there must be one" in capsys.readouterr().err
+    assert document.read_text() == content
+
+
+@pytest.mark.parametrize(("args", "code"), [([], 2), (["--help"], 2), (["a", "b", "c"], 2), (["absent.md"], 1)])
+def test_a_wrong_call_of_the_rewriter_is_explained(tmp_path: Path, capsys, monkeypatch, args: list[str], code: int):
+    monkeypatch.chdir(tmp_path)
+    assert tables.main(args) == code
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
 def test_the_list_of_recipes_has_one_aligned_line_each():
     lines = tables.recipe_list().splitlines()
     assert [line.split()[0] for line in lines] == names()

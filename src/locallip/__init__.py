@@ -5,6 +5,7 @@ from locallip.certify import Certificate, Verdict, certified_radius, certify, gl
 from locallip.models import build_model
 from locallip.network import Network, Normalize, UnsupportedLayer, lower, register_layer
 from locallip.norms import Guarantee, LayerTooLarge
+from locallip.zoo import load_model, save_model
 
 __version__ = "0.1.0"
 
@@ -24,7 +25,9 @@ __all__ = [
     "certified_radius",
     "certify",
     "global_lipschitz",
+    "load_model",
     "local_lipschitz",
     "lower",
     "register_layer",
+    "save_model",
 ]

@@ -17,8 +17,9 @@ from locallip import tables
 from locallip.certify.inputs import as_eps
 from locallip.data import DamagedData, MissingData
 from locallip.results import WrongResult
-from locallip.training.fit import Diverged, Options, Stopped, fit
+from locallip.training.fit import Options, fit
 from locallip.training.recipe import Recipe, WrongRecipe, find
+from locallip.training.run import Diverged, Stopped
 from locallip.training.run_folder import RunFolderError
 from locallip.zoo import WrongModel
 

@@ -1,19 +1,26 @@
-"""Text for people: the paper's tables beside our results in Markdown, the list of recipes and the list of networks."""
+"""Text for people: the paper's tables beside our results in Markdown, the list of recipes and the list of networks.
+
+python -m locallip.tables README.md            fills the part of a document that shows results, from results/ beside it
+python -m locallip.tables README.md FOLDER     the same from the result files in FOLDER
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from locallip import paper
 from locallip.norms import Guarantee
-from locallip.results import Result, read_results
+from locallip.results import Result, WrongResult, read_results
 from locallip.training import recipe as recipes
-from locallip.zoo import ModelCard, model_cards
+from locallip.zoo import ModelCard, model_cards, write_atomically
 
 EMPTY = "—"
 FAST = "fast-"
+#: What encloses the generated part of a document.
+BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 
 NOTE = """Accuracies are per cent of the test images, ours after the last epoch. The paper's certified accuracy of Lipschitz
 methods rests on power iteration, which approaches a norm from below, so it is an estimate. Ours is given both ways: as that
@@ -22,6 +29,7 @@ row above it. An em dash stands where nothing has been run or printed."""
 
 _PAPER = ("Paper: clean", "Paper: PGD", "Paper: certified (estimate)")
 _OURS = ("Run", "Clean", "PGD-100", "Estimate", "Certified (high probability)", "Training time", "Epochs", "Hardware")
+_IN_PAPER, _IN_OURS = "Paper: clean / PGD / certified (estimate)", "Ours: clean / PGD-100 / estimate"
 
 
 def table(results: Path) -> str:
@@ -38,6 +46,56 @@ def table(results: Path) -> str:
     if others:
         sections.append(("Other runs", _markdown(("Data", *_OURS), [[_shown(run), *_ours(run)] for run in others])))
     return "\n\n".join([NOTE, *(f"## {title}\n\n{body}" for title, body in sections)]) + "\n"
+
+
+def readme_table(results: Path) -> str:
+    """A short table in Markdown: the paper's rows that have a result, each once, with our figures beside the paper's."""
+    runs = read_results(results)
+    lines: dict[str, list[list[str]]] = {}  # by recipe, as some stand in several of the paper's tables
+    for row in (*paper.ROBUST, *paper.INITIALISATION, *paper.SPARSITY, *paper.ADVERSARIAL):
+        if row.recipe is None or row.recipe in lines:
+            continue
+        title, eps = paper.DATA[row.data]
+        figures = " / ".join(_printed(value) for value in (row.clean, row.pgd, row.certified))
+        left = [f"{title}, {eps}", f"{row.network}, {row.method}", figures]
+        done = [run for run in _runs_of(row.recipe, runs) if isinstance(run, Result)]
+        lines[row.recipe] = _beside(left, [_briefly(run) for run in done])
+    head = ("Data, eps", "Network", _IN_PAPER, _IN_OURS, "Certified", "Training", "Run")
+    found = [line for beside in lines.values() for line in beside]
+    return _markdown(head, found) if found else "No row has been run yet."
+
+
+def _briefly(run: Result) -> list[str]:
+    """Our cells of `readme_table`."""
+    name, clean, pgd, estimate, certified, seconds, _, hardware = _ours(run)
+    return [f"{clean} / {pgd} / {estimate}", certified, f"{seconds}, {hardware}", name]
+
+
+def filled(text: str, table: str) -> str:
+    """A document with `table` between its two markers, each on a line of its own."""
+    if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
+        raise ValueError(f"there must be one {BEGIN} and behind it one {END}")
+    before, rest = text.split(BEGIN)
+    return f"{before}{BEGIN}\n{table}\n{END}{rest.split(END)[1]}"
+
+
+def main(argv: Sequence[str]) -> int:
+    """Fill a document; the exit code is 0, 1 where that failed and 2 where it was called wrongly."""
+    if len(argv) not in (1, 2) or argv[0].startswith("-"):
+        print("usage: python -m locallip.tables DOCUMENT [RESULTS]", file=sys.stderr)
+        return 2
+    document = Path(argv[0])
+    try:
+        table = readme_table(Path(argv[1]) if len(argv) == 2 else document.parent / "results")
+        text = filled(document.read_text(encoding="utf-8"), table)
+        write_atomically(document, text.encode())
+    except (WrongResult, OSError) as error:
+        print(f"locallip: {error}", file=sys.stderr)
+        return 1
+    except ValueError as error:
+        print(f"locallip: {document}: {error}", file=sys.stderr)
+        return 1
+    return 0
 
 
 def recipe_list() -> str:
@@ -213,3 +271,7 @@ def _markdown(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
 def _aligned(rows: Sequence[Sequence[str]]) -> str:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

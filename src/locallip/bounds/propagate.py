@@ -83,6 +83,16 @@ class CeilingNorm(NormRule):
     norm = __call__
 
 
+def check_exact(network: Network) -> None:
+    """Refuse a network in 16-bit arithmetic: its rounding is not what outward rounding allows for."""
+    for stage in network.stages:
+        if not all(op.exact for op in stage.terms.values()):
+            raise ValueError(
+                f"the layer before '{stage.name}' computes in 16 bits (in_precision), which is for training; bound the "
+                "network itself"
+            )
+
+
 def norm_keys(stage: Stage, index: int) -> dict[int, NormKey]:
     """The key of each term of a stage, by source."""
     return {source: NormKey(index, source, stage.layers.get(source, stage.name)) for source in stage.terms}
@@ -90,6 +100,8 @@ def norm_keys(stage: Stage, index: int) -> dict[int, NormKey]:
 
 def global_bound(network: Network, norm: NormRule, like: Tensor, *, outward: bool = False) -> GlobalBound:
     """Norms without masks and their products along the network; `like` gives dtype and device."""
+    if outward:
+        check_exact(network)
     one = torch.ones(1, dtype=like.dtype, device=like.device)
     outputs: list[Tensor | None] = [None]
     lipschitz = [one]
@@ -128,6 +140,8 @@ def propagate(
     """
     if box_radii == "global" and ceiling is None:
         raise ValueError("box_radii='global' needs the global bound as ceiling")
+    if outward:
+        check_exact(network)
     if outward and (box_radii == "input" or not intervals):
         raise ValueError("box_radii='input' and intervals=False are for training; a certificate uses ball and interval")
     if box_radii == "input" and not intervals:

@@ -129,7 +129,7 @@ def _pillow() -> Any:
         return importlib.import_module("PIL.Image")
     except ImportError as error:
         raise MissingData(
-            "Tiny-ImageNet is made of JPEG files, and reading them needs Pillow: install the package pillow"
+            "Tiny-ImageNet is made of JPEG files, and reading them needs Pillow: pip install 'locallip[images]'"
         ) from error
 
 

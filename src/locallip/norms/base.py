@@ -59,6 +59,8 @@ class ProvenRule(NormRule):
     """A rule whose value stands in a certificate: extreme magnitudes are caught before squaring them hides them."""
 
     def norm(self, op: Masked, key: NormKey, like: Tensor) -> Tensor:
+        if not op.exact:
+            raise ValueError(f"'{key.name}' computes in 16 bits (in_precision), which no proven norm may rest on")
         with torch.no_grad():
             largest_row_sum = up(op.apply_abs(ones_into(op, like)).flatten(1).amax(1), 8 + op.fan_in)
             coarse = up(largest_row_sum * op.out_shape.numel() ** 0.5)  # ||A||_2 <= sqrt(rows) ||A||_inf

@@ -12,13 +12,16 @@ from locallip.norms.base import Guarantee, Noise, NormKey, NormRule
 from locallip.norms.starts import BatchStarts, WarmStarts
 from locallip.ops import Masked
 
+_SIXTEEN_BITS = (torch.bfloat16, torch.float16)
+
 
 class PowerNorm(NormRule):
-    """`steps` steps of Algorithm 1, from the saved vectors of the samples `index` or from random ones.
+    """Algorithm 1 with the products of `steps` steps, from the saved vectors of the samples `index` or from random ones.
 
     With v = A u / ||A u|| and u' = A^T v / ||A^T v|| of the last step, the paper's sigma = v^T A u' is ||A^T v||: the last
     adjoint is the whole product, and the only one that the gradient runs through.
-    Differs from the paper: the authors' code differentiates through all iterations.
+    Differs from the paper: the last step takes the best vector of the plane spanned by the last two (Rayleigh-Ritz), which
+    costs no further product and about halves the steps; the authors' code differentiates through all iterations.
     """
 
     guarantee = Guarantee.ESTIMATE
@@ -40,11 +43,13 @@ class PowerNorm(NormRule):
         masks = _Weights.of(op, like.dtype)
         with torch.no_grad():
             u = self._start(op, masks, key, like)
-            for step in range(self.steps - 1):
+            for step in range(self.steps - 2):
                 u = masks.adjoint(masks.apply(u))
                 if step % 4 == 3:  # starts have length 1, so this is often enough against overflow
                     u = _unit(u)
             v = masks.on_rows(masks.apply(u))
+            if self.steps > 1:
+                v = _best_of_two(masks, u, v)
             # v is never divided by its length: that would be one more pass over it, where sigma is one number per sample.
             length = _length(v).clamp(min=torch.finfo(torch.float32).tiny)
             v = v if masks.projects else masks.on_rows(v)
@@ -79,6 +84,30 @@ class PowerNorm(NormRule):
     def _has_own_vectors(self, op: Masked) -> bool:
         """An operator without masks is the same for all samples of a batch and has no vector per sample."""
         return self.index is not None and op.batch == len(self.index)
+
+
+def _best_of_two(masks: _Weights, u: Tensor, v: Tensor) -> Tensor:
+    """A x for the x in span{u, A^T A u} with the largest ||A x|| / ||x||, given v = A u; a start for the last adjoint.
+
+    It costs the same two products as a power step, which takes x = A^T A u, and gets about twice as far. In the orthonormal
+    basis of u and the part of w = A^T A u orthogonal to it, A^T A is the 2 x 2 matrix ((t, s), (s, r)) of a few lengths.
+    """
+    w = masks.on_cols(masks.op.base.adjoint(v if masks.projects else masks.on_rows(v)))
+    after = masks.on_rows(masks.apply(w))
+    tiny = torch.finfo(torch.float32).tiny
+    uu = _length(u).square().clamp(min=tiny)
+    t = _length(v).square() / uu
+    # Lengths of differences, not differences of lengths: in 16 bits the latter would be noise long before u has converged.
+    rest = _length(w - _shaped(t, u) * u).square()
+    known = rest.clamp(min=tiny)
+    r = _length(after - _shaped(t, v) * v).square() / known
+    angle = 0.5 * torch.atan2(2 * (known / uu).sqrt(), t - r)
+    on_w = angle.sin() * known.rsqrt()
+    on_u = angle.cos() * uu.rsqrt() - on_w * t
+    ww = _length(w).square().clamp(min=tiny)
+    sure = rest > (1e-4 if v.dtype in _SIXTEEN_BITS else 1e-6) * ww
+    on_u, on_w = torch.where(sure, on_u, 0.0), torch.where(sure, on_w, ww.rsqrt())
+    return v * _shaped(on_u, v).to(v.dtype) + after * _shaped(on_w, v).to(v.dtype)
 
 
 class _ThroughProduct(torch.autograd.Function):
@@ -144,7 +173,7 @@ def _unit(v: Tensor) -> Tensor:
 
 def _length(v: Tensor) -> Tensor:
     """||v|| per sample, (B,), in whatever memory format v comes; of 16-bit numbers in float32."""
-    dtype = torch.float32 if v.dtype in (torch.bfloat16, torch.float16) else v.dtype
+    dtype = torch.float32 if v.dtype in _SIXTEEN_BITS else v.dtype
     return torch.linalg.vector_norm(v, dim=tuple(range(1, v.dim())), dtype=dtype)
 
 

@@ -25,6 +25,8 @@ class LinearOp(ABC):
     single_entry_rows: bool = False
     #: Largest number of roundings behind one output or one entry of the matrix; enters the error bound gamma_n.
     fan_in: int = 1
+    #: Computes in the dtype of what it is given; a certificate may rest on no other.
+    exact: bool = True
 
     @abstractmethod
     def apply(self, v: Tensor) -> Tensor:
@@ -97,6 +99,7 @@ class Compose(LinearOp):
         self.disjoint_rows = outer.disjoint_rows and inner.disjoint_rows
         self.single_entry_rows = outer.single_entry_rows and inner.single_entry_rows
         self.fan_in = outer.fan_in + inner.fan_in + 1
+        self.exact = outer.exact and inner.exact
 
     def apply(self, v: Tensor) -> Tensor:
         return self.outer.apply(self.inner.apply(v))
@@ -130,6 +133,7 @@ class Sum(LinearOp):
         self.parts = tuple(parts)
         self.in_shape, self.out_shape = parts[0].in_shape, parts[0].out_shape
         self.fan_in = max(part.fan_in for part in parts) + len(parts)
+        self.exact = all(part.exact for part in parts)
 
     def apply(self, v: Tensor) -> Tensor:
         return total([part.apply(v) for part in self.parts])
@@ -162,6 +166,7 @@ class Masked(LinearOp):
         self.in_shape, self.out_shape = base.in_shape, base.out_shape
         self.disjoint_rows, self.single_entry_rows = base.disjoint_rows, base.single_entry_rows
         self.fan_in = base.fan_in + 2
+        self.exact = base.exact
 
     def apply(self, v: Tensor) -> Tensor:
         return _weigh(self.base.apply(_weigh(v, self.cols)), self.rows)

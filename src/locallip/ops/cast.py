@@ -11,8 +11,11 @@ from locallip.ops.base import LinearOp
 class Cast(LinearOp):
     """v -> W v, v and W rounded to `dtype` first and the result left in it; row norms stay in the dtype asked for.
 
-    What it computes is a rounded W v, so it is for training alone: no certificate may rest on it.
+    What it computes is a rounded W v, so it is for training alone: `exact` is False, and proven norms and outward rounding
+    refuse it.
     """
+
+    exact = False
 
     def __init__(self, base: LinearOp, dtype: torch.dtype):
         self.base, self.dtype = base, dtype

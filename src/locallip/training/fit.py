@@ -5,47 +5,23 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import math
-import signal
 import tempfile
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 from locallip.data import ImageSet, hold_out, load_images
-from locallip.models import build_model, num_parameters
+from locallip.models import num_parameters
 from locallip.provenance import environment, hardware
-from locallip.training.batches import Epoch, Images, margin_of, steps_per_epoch
-from locallip.training.engine import Engine
 from locallip.training.evaluate import evaluate
-from locallip.training.objective import places
-from locallip.training.progress import FOOTNOTE, Display, display, duration
+from locallip.training.progress import Display, display, duration
 from locallip.training.recipe import Recipe, WrongRecipe
+from locallip.training.run import Run, interrupts
 from locallip.training.run_folder import RunFolder, RunFolderError
-from locallip.training.schedules import setting
 from locallip.zoo import load_model, save_model, write_atomically
-
-#: Saved vectors above this size are left out of checkpoints: a resumed run then begins with random ones.
-LARGEST_SAVED_STARTS = 2 * 10**9
-#: Seconds between checkpoints, which come at the end of an epoch.
-CHECKPOINT_SECONDS = 60.0
-#: What a training step needs beside the saved vectors, per sample of a batch and unit of the network, in bytes.
-STEP_BYTES_PER_UNIT = 80
-
-
-class Stopped(KeyboardInterrupt):
-    """Training was interrupted; everything is saved and `--resume` goes on."""
-
-
-class Diverged(RuntimeError):
-    """The loss is not finite; the message names the step, the layer and the last good checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -73,10 +49,10 @@ def fit(recipe: Recipe, options: Options, show: Display | None = None) -> dict[s
     if options.results is not None:
         _check_results(options.results)
     folder = RunFolder.create(options.out, dataclasses.asdict(recipe), options.resume)
-    run = _Run(recipe, train, folder, device, show)
+    run = Run(recipe, train, folder, device, show)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         run.prepare(options.resume, options.announce)
-        with _interrupts() as asked_to_stop:
+        with interrupts() as asked_to_stop, closing(show):  # a live line hides the cursor until it is closed
             run.train(asked_to_stop, options.stop_after)
     return _finish(run, validation, test if options.evaluate else None, options)
 
@@ -109,212 +85,7 @@ def _check_results(folder: Path) -> None:
         raise RunFolderError(f"no result can be written to {folder}: {error.strerror or error}") from None
 
 
-def make_model(recipe: Recipe, input_shape: tuple[int, ...], classes: int) -> nn.Module:
-    """The network of a recipe with its first weights, which follow from the seed."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(recipe.seed)
-        model = build_model(recipe.architecture, input_shape, classes, recipe.activation, recipe.threshold)
-        for layer in model:
-            if recipe.init == "orthogonal" and isinstance(layer, (nn.Conv2d, nn.Linear)):
-                nn.init.orthogonal_(layer.weight)
-            if recipe.init == "he" and isinstance(layer, nn.Conv2d):
-                nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
-                assert layer.bias is not None
-                nn.init.zeros_(layer.bias)
-    return model
-
-
-class _Run:
-    """The state of one run between its first and its last step."""
-
-    def __init__(self, recipe: Recipe, train: ImageSet, folder: RunFolder, device: torch.device, show: Display):
-        self.recipe, self.folder, self.device, self.show = recipe, folder, device, show
-        self.count, self.shape = len(train.labels), tuple(train.images.shape[1:])
-        self.classes = len(train.classes)
-        self.model = make_model(recipe, self.shape, self.classes)
-        self.margin = margin_of(recipe.augment, self.shape[1])
-        self.per_epoch = steps_per_epoch(self.count, recipe.batch)
-        self.total = max(1, round(recipe.epochs * self.per_epoch))
-        self.step, self.seconds, self.skipped = 0, 0.0, 0.0
-        self._train = train
-
-    def prepare(self, resume: bool, announce: bool = True) -> None:
-        """Say what will be needed, check that it is there, and put images, network and state in place."""
-        recipe, say = self.recipe, self.show.say
-        size = f"{recipe.architecture.upper()} with {num_parameters(self.model):,} parameters"
-        say(f"{recipe.name}: {size}, method {recipe.method}")
-        say(f"  {self.count:,} images of {recipe.data}, {self.total:,} steps of {recipe.batch} on {hardware(self.device)}")
-        home, resident, lines = plan_memory(self.recipe, self.model, self._train, self.device)
-        for line in lines:
-            say(f"  {line}")
-        if self.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self.device)
-        self.images = Images(self._train.images, self._train.labels, self.margin, self.device, resident=resident)
-        self.engine = Engine(self.model, recipe, self.shape, self.count, self.device, starts_on=home)
-        self.saves_starts = self.engine.starts is not None and self.engine.starts.nbytes() <= LARGEST_SAVED_STARTS
-        state = self._tensors()
-        self.folder.check_space(3 * sum(t.numel() * t.element_size() for t in state.values()) + 10**6)
-        if resume:
-            self._resume()
-        if announce:
-            say(f"  run folder {self.folder.path}")
-
-    def _resume(self) -> None:
-        found = self.folder.load(self.device)
-        if found is None:
-            self.show.say("  no checkpoint yet: starting from the beginning")
-            self.folder.truncate_metrics(0)
-            return
-        self.engine.load_state(found.tensors)
-        if self.engine.starts is not None and self.saves_starts:
-            for place, rows in self.engine.starts.rows.items():
-                rows.copy_(found.tensors[_starts_name(place)])
-        self.step, self.seconds = int(found.values["step"]), float(found.values["seconds"])
-        whole = self.step // self.per_epoch if self.step < self.total else math.ceil(self.total / self.per_epoch)
-        self.folder.truncate_metrics(whole)  # the last epoch may be a part of one
-        self.show.say(f"  resumed at step {self.step:,} of {self.total:,}")
-        if self.engine.starts is not None and not self.saves_starts:
-            self.show.say("  saved vectors are too large for a checkpoint: power iteration begins at random again")
-
-    def _tensors(self) -> dict[str, Tensor]:
-        tensors = self.engine.state()
-        if self.engine.starts is not None and self.saves_starts:
-            tensors |= {_starts_name(place): rows for place, rows in self.engine.starts.rows.items()}
-        return tensors
-
-    def save(self) -> None:
-        values = {"step": self.step, "seconds": self.seconds, "epoch": self.step / self.per_epoch}
-        self.folder.save(self.step, self._tensors(), values)
-        self._saved_at, self._saved_step = time.perf_counter(), self.step
-
-    def train(self, asked_to_stop: list[int], stop_after: float | None) -> None:
-        """Epoch after epoch; the figures of each go to metrics.jsonl, checkpoints follow the clock."""
-        self._saved_at = self._began = time.perf_counter()
-        self._saved_step = -1
-        board = _board(self.folder.path)
-        while self.step < self.total:
-            epoch, first = divmod(self.step, self.per_epoch)
-            order = Epoch(self.count, self.recipe, self.margin, epoch)
-            begin, done = time.perf_counter(), 0
-            for batch in order.batches(self.images, first):
-                if self.step >= self.total:
-                    break
-                if self.recipe.draws:
-                    torch.manual_seed(self.recipe.seed + 104_729 * self.step)
-                at = setting(self.recipe, self.step / self.per_epoch)
-                self.engine.step(batch, at)
-                self.step += 1
-                done += 1
-                ends = self.step >= self.total or self.step % self.per_epoch == 0
-                if not ends and self._must_stop(asked_to_stop, stop_after):
-                    self._stop(begin)
-            row = self._end_of_epoch(epoch + 1, at, begin, done)
-            if board is not None:
-                _to_board(board, row)
-            if self._must_stop(asked_to_stop, stop_after):  # only now: the figures of a whole epoch are a row of metrics
-                self._stop()
-        self.show.close()
-        self.show.say(FOOTNOTE)
-
-    def _must_stop(self, asked: list[int], stop_after: float | None) -> bool:
-        return bool(asked) or (stop_after is not None and time.perf_counter() - self._began > stop_after)
-
-    def _end_of_epoch(self, epoch: int, at: Any, begin: float, done: int) -> dict[str, Any]:
-        figures = self.engine.read_figures()  # waits for the device
-        now = time.perf_counter()
-        seconds = now - begin
-        self.seconds += seconds
-        self._check_finite()
-        rate = seconds / max(1, done)
-        row = {"epoch": epoch, "step": self.step, **at._asdict(), **figures, "seconds": seconds}
-        self.folder.append_metrics(row)
-        self.show.epoch({**row, "seconds_left": rate * (self.total - self.step)})
-        if now - self._saved_at > CHECKPOINT_SECONDS or self.step >= self.total:
-            self.save()
-        return row
-
-    def _stop(self, begin: float | None = None) -> None:
-        """Save and raise `Stopped`; `begin` is when the epoch began that this breaks off."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        if begin is not None:
-            self.seconds += time.perf_counter() - begin
-        self.show.close()
-        self._check_finite()
-        if self._saved_step != self.step:
-            self.save()
-        self.show.say(f"stopped at step {self.step:,} of {self.total:,}; everything is saved, --resume goes on")
-        raise Stopped
-
-    def _check_finite(self) -> None:
-        trouble = self._trouble()
-        if trouble is None:
-            return
-        self.show.close()
-        found = self.folder._epochs()
-        last = "no checkpoint yet"
-        if found:
-            last = f"the last good checkpoint is {self.folder.checkpoints / f'state-{found[0]}.json'}"
-        raise Diverged(f"{trouble}; {last}. Try a smaller learning_rate, a longer ramp_epochs, or precision tf32")
-
-    def _trouble(self) -> str | None:
-        """What is not finite: the loss of a step since the last look, or weights, which the last update may have spoiled."""
-        if self.engine.trouble.step >= 0:
-            step = self.step - (self.step - 1) % self.per_epoch + int(self.engine.trouble.step)
-            return f"the loss is not finite at step {step:,} ({self._first_bad_layer()})"
-        bad = self._first_bad_parameter()
-        return None if bad is None else f"weights are not finite behind step {self.step:,} (first those of '{bad}')"
-
-    def _first_bad_parameter(self) -> str | None:
-        names, weights = zip(*self.model.named_parameters(), strict=True)
-        fine = torch.stack([p.detach().isfinite().all() for p in weights]).tolist()
-        return next((name for name, holds in zip(names, fine, strict=True) if not holds), None)
-
-    def _first_bad_layer(self) -> str:
-        """The first layer whose norm was not finite in the bad step; the loss alone where all of them were."""
-        shown = self.engine.trouble.shown
-        assert shown is not None
-        begin = len(shown) - 2 * len(self.engine.layers) - len(self.engine.network.stages) + 1
-        norms = shown[begin : begin + 2 * len(self.engine.layers)].tolist() if self.engine.has_bound else []
-        for name, local, general in zip(self.engine.layers, norms, norms[len(self.engine.layers) :], strict=False):
-            if not (math.isfinite(local) and math.isfinite(general)):
-                return f"first in layer '{name}'"
-        bad = self._first_bad_parameter()
-        return "in the logits" if bad is None else f"in the logits; '{bad}' was the first parameter that it reached"
-
-
-def plan_memory(
-    recipe: Recipe, model: nn.Module, train: ImageSet, device: torch.device
-) -> tuple[torch.device, bool, list[str]]:
-    """Where the saved vectors and the images will live, and that in words."""
-    from locallip.network import lower
-
-    shapes = places(lower(model, train.images.shape[1:])).values()
-    units = sum(shape.numel() for shape in shapes)
-    width = 2 if device.type == "cuda" else 4
-    starts = units * width * len(train.labels) if recipe.is_local and recipe.starts == "saved" else 0
-    images = train.images.numel()
-    step = units * STEP_BYTES_PER_UNIT * recipe.batch
-    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else float("inf")
-    fits = starts + step + images < 0.95 * free
-    home = device if fits else torch.device("cpu")
-    resident = step + images + (starts if fits else 0) < 0.95 * free
-    lines = [
-        f"memory: {_gb(starts)} of saved vectors {'on the device' if fits else 'in pinned host memory'}, about {_gb(step)} "
-        f"for a step, {_gb(images)} of images {'on the device' if resident else 'streamed from host memory'}"
-    ]
-    return home, resident, lines
-
-
-def _gb(count: float) -> str:
-    return f"{count / 1e9:.2f} GB"
-
-
-def _starts_name(place: tuple[int, int]) -> str:
-    return f"starts.{place[0]}.{place[1]}"
-
-
-def _finish(run: _Run, validation: ImageSet | None, test: ImageSet | None, options: Options) -> dict[str, Any]:
+def _finish(run: Run, validation: ImageSet | None, test: ImageSet | None, options: Options) -> dict[str, Any]:
     """Write the weights, evaluate them, and write what was found."""
     model, recipe = run.model, run.recipe
     if run.engine.average:
@@ -387,44 +158,3 @@ def _write_result(result: dict[str, Any], path: Path) -> None:
         write_atomically(path, (json.dumps(result, indent=1) + "\n").encode())
     except OSError as error:
         raise RunFolderError(f"cannot write {path}: {error.strerror or error}; --resume evaluates again") from None
-
-
-@contextmanager
-def _interrupts() -> Iterator[list[int]]:
-    """Ctrl-C and SIGTERM fill the list instead of breaking a step; a second one breaks it."""
-    asked: list[int] = []
-    before: dict[int, Any] = {}
-
-    def note(number: int, frame: FrameType | None) -> None:
-        if asked:
-            raise KeyboardInterrupt
-        asked.append(number)
-
-    try:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            before[number] = signal.signal(number, note)
-    except ValueError:  # not in the main thread: whoever called decides
-        before = {}
-    try:
-        yield asked
-    finally:
-        for known, handler in before.items():
-            signal.signal(known, handler)
-
-
-def _board(path: Path) -> Any:
-    """A TensorBoard writer where TensorBoard is installed."""
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        return None
-    return SummaryWriter(str(path / "tensorboard"))
-
-
-def _to_board(board: Any, row: dict[str, Any]) -> None:
-    for name, value in row.items():
-        if isinstance(value, float) and math.isfinite(value):
-            board.add_scalar(name, value, row["step"])
-
-
-__all__ = ["Diverged", "Options", "RunFolderError", "Stopped", "fit", "make_model"]

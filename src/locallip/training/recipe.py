@@ -37,7 +37,7 @@ class Recipe:
         name: Stands in result files.
         about: One line for people.
         data: Which images.
-        architecture: One of the networks of `locallip models`.
+        architecture: One of the paper's networks, or the small one of the demo.
         activation: What stands between the layers.
         method: The loss and the bound behind it.
         eps: Radius to certify, exact: a number or a fraction such as 36/255.
@@ -62,13 +62,13 @@ class Recipe:
         theta_weight: Weight of its term at the upper threshold.
         threshold: Start of the learnable thresholds.
         init: How weights begin: as torch does it, convolutions by He et al. (fan-out, no bias), or orthogonal.
-        augment: Changes of the training images: random crops from zero padding (4 pixels; 2 for MNIST), and mirror images.
+        augment: Changes of the training images: random crops from zero padding (an eighth of the height), and mirror images.
         precision: Arithmetic of training on a GPU; evaluation is in float32 and float64 always.
         ema: Decay per step of an average of the weights that replaces them at the end; 0 for none.
         attack_steps: Steps of the attack inside adversarial training and TRADES.
         trades_weight: Beta of TRADES.
         images: Train on the first so many training images; 0 for all.
-        validation: Hold out so many training images and report on them; the test images are not read before the end.
+        validation: Hold out so many training images and report on them too; the test images are used at the end only.
         seed: Start of every random draw.
     """
 
@@ -215,6 +215,8 @@ def from_mapping(values: Mapping[str, Any], *, where: str) -> Recipe:
     needed = [f.name for f in fields(Recipe) if f.default is dataclasses.MISSING and f.name not in values]
     if needed:
         raise WrongRecipe(f"{where}: missing {', '.join(needed)}")
+    if _is(values["eps"], float):  # a file may give the number itself; text keeps fractions exact
+        values = {**values, "eps": repr(values["eps"])}
     try:
         return Recipe(**values)
     except WrongRecipe as error:

@@ -30,9 +30,10 @@ README = """This folder holds one training run of locallip.
 
 config.json        the recipe: everything that decided what the run did
 environment.json   command, commit, versions and hardware; under "resumed" the same for every later start
-metrics.jsonl      one JSON object per epoch
-checkpoints/       the state after the last two saved epochs: tensors in .safetensors, plain values in .json
+metrics.jsonl      one JSON object per epoch; tensorboard/ has the same where TensorBoard is installed
+checkpoints/       the last two states, numbered by step: tensors in .safetensors, plain values in .json
 model.safetensors  the trained network, there once the run is complete
+result.json        what was trained, how long it took, and the figures of that network
 
 locallip train RECIPE --out THIS_FOLDER --resume goes on with a run that was stopped.
 """
@@ -63,7 +64,7 @@ class RunFolderError(RuntimeError):
 class Checkpoint:
     """What `save` was given."""
 
-    epoch: int
+    step: int
     tensors: dict[str, Tensor]
     values: dict[str, Any]
 
@@ -153,17 +154,17 @@ class RunFolder:
         if free < bytes_needed:
             raise RunFolderError(f"{self.path} needs {_size(bytes_needed)} of disk space, {_size(free)} are free")
 
-    def save(self, epoch: int, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
-        """Write the checkpoint of an epoch; whatever happens, a complete one is on disk once there was one.
+    def save(self, step: int, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
+        """Write the checkpoint of a step; whatever happens, a complete one is on disk once there was one.
 
         `values` must be made of what JSON knows: tuples come back as lists, keys as text.
         """
-        body = {"epoch": epoch, "values": json.loads(json.dumps(values))}
+        body = {"step": step, "values": json.loads(json.dumps(values))}
         header, order = _layout(tensors)
-        target = self.checkpoints / f"state-{epoch}.json"
-        name = self._unused(f"state-{epoch}")
+        target = self.checkpoints / f"state-{step}.json"
+        name = self._unused(f"state-{step}")
         try:
-            with self._reported(f"could not take the checkpoint of epoch {epoch}", self._last_good):
+            with self._reported(f"could not take the checkpoint of step {step}", self._last_good):
                 self.checkpoints.mkdir(parents=True, exist_ok=True)
                 with open(_part(name), "wb") as file:
                     digest = _write_tensors(file, header, order)
@@ -172,8 +173,8 @@ class RunFolder:
                 body |= {"tensors": name.name, "sha256": digest, "sha256_values": _digest(body["values"])}
                 _write(target, _as_json(body))
         finally:
-            self._remove([_part(name), name], unless_needed_by=[epoch])
-        self._remove_all_but(epoch)
+            self._remove([_part(name), name], unless_needed_by=[step])
+        self._remove_all_but(step)
 
     def _unused(self, stem: str) -> Path:
         """A name for a tensor file: never that of an older one, which a .json file in place may still need."""
@@ -185,37 +186,37 @@ class RunFolder:
 
     def _remove_all_but(self, newest: int) -> None:
         """Keep `newest` and the one before it; later ones belong to a past that was abandoned."""
-        kept = [epoch for epoch in self._epochs() if epoch <= newest][:KEPT]
-        self._remove([self.checkpoints / f"state-{epoch}.json" for epoch in self._epochs() if epoch not in kept], [])
+        kept = [step for step in self.saved_steps() if step <= newest][:KEPT]
+        self._remove([self.checkpoints / f"state-{step}.json" for step in self.saved_steps() if step not in kept], [])
         self._remove(list(self.checkpoints.glob("state-*.safetensors")), unless_needed_by=kept)
 
     def _remove(self, paths: list[Path], unless_needed_by: list[int]) -> None:
-        """Delete files, but no tensor file of these epochs' checkpoints; in doubt, and on errors, they stay."""
+        """Delete files, but no tensor file of these steps' checkpoints; in doubt, and on errors, they stay."""
         with suppress(OSError):
             needed = set()
-            for epoch in unless_needed_by:
+            for step in unless_needed_by:
                 with suppress(FileNotFoundError, ValueError, KeyError):
-                    needed.add(_read_json(self.checkpoints / f"state-{epoch}.json")["tensors"])
+                    needed.add(_read_json(self.checkpoints / f"state-{step}.json")["tensors"])
             for path in paths:
                 if path.name not in needed:
                     path.unlink(missing_ok=True)
 
-    def _epochs(self) -> list[int]:
-        """The epochs of the checkpoints that are there, newest first."""
+    def saved_steps(self) -> list[int]:
+        """The steps of the checkpoints that are there, newest first."""
         found = (_NAME.fullmatch(path.name) for path in self.checkpoints.glob("state-*.json"))
         return sorted((int(match[1]) for match in found if match), reverse=True)
 
     def _last_good(self) -> str:
-        epochs = self._epochs()
-        if not epochs:
+        steps = self.saved_steps()
+        if not steps:
             return "there is no earlier checkpoint"
-        return f"the last good checkpoint, {self.checkpoints / f'state-{epochs[0]}.json'}, is kept"
+        return f"the last good checkpoint, {self.checkpoints / f'state-{steps[0]}.json'}, is kept"
 
     def load(self, device: str | torch.device = "cpu") -> Checkpoint | None:
         """The newest checkpoint that is whole, with a warning for every damaged one passed over; None without any."""
         wrong = []
-        for epoch in self._epochs():
-            path = self.checkpoints / f"state-{epoch}.json"
+        for step in self.saved_steps():
+            path = self.checkpoints / f"state-{step}.json"
             try:
                 return self._read(path, torch.device(device))
             except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
@@ -227,10 +228,10 @@ class RunFolder:
 
     def _read(self, path: Path, device: torch.device) -> Checkpoint:
         body = _read_json(path)
-        for field in ("epoch", "values", "tensors", "sha256", "sha256_values"):
+        for field in ("step", "values", "tensors", "sha256", "sha256_values"):
             if field not in body:
                 raise ValueError(f"the field {field!r} is missing")
-        if path.name != f"state-{body['epoch']}.json" or _digest(body["values"]) != body["sha256_values"]:
+        if path.name != f"state-{body['step']}.json" or _digest(body["values"]) != body["sha256_values"]:
             raise ValueError("its values are not those that were saved")
         file = self.checkpoints / Path(body["tensors"]).name
         if not file.is_file():
@@ -242,7 +243,7 @@ class RunFolder:
         # A copy, as what safetensors returns may be a view of the file, which later checkpoints remove.
         with safe_open(file, framework="pt", device=str(device)) as stored:
             tensors = {name: stored.get_tensor(name).clone() for name in stored.keys()}  # noqa: SIM118 - not a dict
-        return Checkpoint(body["epoch"], tensors, body["values"])
+        return Checkpoint(body["step"], tensors, body["values"])
 
     def append_metrics(self, row: Mapping[str, Any]) -> None:
         """One more line of metrics.jsonl; NaN and infinities become null."""
