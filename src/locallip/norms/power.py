@@ -95,19 +95,23 @@ def _best_of_two(masks: _Weights, u: Tensor, v: Tensor) -> Tensor:
     w = masks.on_cols(masks.op.base.adjoint(v if masks.projects else masks.on_rows(v)))
     after = masks.on_rows(masks.apply(w))
     tiny = torch.finfo(torch.float32).tiny
-    uu = _length(u).square().clamp(min=tiny)
-    t = _length(v).square() / uu
-    # Lengths of differences, not differences of lengths: in 16 bits the latter would be noise long before u has converged.
-    rest = _length(w - _shaped(t, u) * u).square()
+    uu, uw, ww = (_length(z).square().clamp(min=tiny) for z in (u, v, w))
+    t = uw / uu
+    if v.dtype in _SIXTEEN_BITS:
+        # Lengths of differences, not differences of lengths: the latter would be noise long before u has converged.
+        rest = _length(w - _shaped(t, u) * u).square()
+        image_of_rest = _length(after - _shaped(t, v) * v).square()
+    else:
+        rest = ww - t * uw
+        image_of_rest = _length(after).square() - 2 * t * ww + t.square() * uw
     known = rest.clamp(min=tiny)
-    r = _length(after - _shaped(t, v) * v).square() / known
+    r = image_of_rest / known
     angle = 0.5 * torch.atan2(2 * (known / uu).sqrt(), t - r)
     on_w = angle.sin() * known.rsqrt()
     on_u = angle.cos() * uu.rsqrt() - on_w * t
-    ww = _length(w).square().clamp(min=tiny)
-    sure = rest > (1e-4 if v.dtype in _SIXTEEN_BITS else 1e-6) * ww
+    sure = rest > 1e-4 * ww  # else u has nearly converged, and a plain power step does without these small numbers
     on_u, on_w = torch.where(sure, on_u, 0.0), torch.where(sure, on_w, ww.rsqrt())
-    return v * _shaped(on_u, v).to(v.dtype) + after * _shaped(on_w, v).to(v.dtype)
+    return (v * _shaped(on_u, v).to(v.dtype)).add_(after.mul_(_shaped(on_w, v).to(v.dtype)))
 
 
 class _ThroughProduct(torch.autograd.Function):
