@@ -739,7 +739,7 @@ def test_a_wrong_zip_is_named(tmp_path):
 def test_without_pillow_the_need_is_said(tmp_path, monkeypatch):
     write_tiny(tmp_path)
     monkeypatch.setitem(sys.modules, "PIL.Image", None)
-    with pytest.raises(MissingData, match="locallip\[images\]"):
+    with pytest.raises(MissingData, match=r"locallip\[images\]"):
         load_tiny_imagenet("test", tmp_path, _counts=TINY)
 
 

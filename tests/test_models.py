@@ -10,7 +10,7 @@ from torch import nn
 
 import locallip as ll
 from locallip.bounds import WorstLogits, propagate
-from locallip.losses import bcp_loss, gloro_loss, lmt_loss, sparsity_loss
+from locallip.losses import bcp_loss, gloro_loss, lmt_loss, sparsity_loss, trades_loss
 from locallip.models import num_parameters
 from locallip.norms import ExactNorm
 
@@ -226,3 +226,12 @@ def test_sparsity_loss_reaches_weights_and_thresholds():
     sparsity_loss(network, trace).backward()
     for parameter in (model[0].weight, model[1].raw_theta, model[3].raw_theta):
         assert float(parameter.grad.abs().sum()) > 0
+
+
+def test_trades_is_cross_entropy_plus_weighted_divergence():
+    generator = torch.Generator().manual_seed(0)
+    clean, attacked = torch.randn(5, 4, generator=generator), torch.randn(5, 4, generator=generator)
+    y = torch.tensor([0, 1, 2, 3, 0])
+    p, q = clean.softmax(1), attacked.softmax(1)
+    expected = -p[torch.arange(5), y].log().mean() + 6 * (p * (p / q).log()).sum(1).mean()
+    torch.testing.assert_close(trades_loss(clean, attacked, y, 6.0), expected)
