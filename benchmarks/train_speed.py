@@ -36,7 +36,7 @@ MIDDLE = Setting(1e-4, 0.1551, 0.8)  # a setting from the middle of training: bo
 
 
 def recipe_for(net: str, precision: str, batch: int) -> Recipe:
-    """`net` is an architecture, then -maxmin, -muon or -balls (boxes from balls alone) in any number."""
+    """`net` is an architecture, then -maxmin, -muon, -balls (boxes from balls alone) or -compiled (CPU) in any number."""
     architecture, *changes = net.split("-")
     maxmin = "maxmin" in changes
     return Recipe(
@@ -181,7 +181,7 @@ def measure_cpu(net: str, batch: int, rounds: int) -> dict[str, object]:
     count = 4 * batch
     images = random_images(count, device)
     torch.manual_seed(0)
-    engine = Engine(model(recipe), recipe, SHAPE, count, device)
+    engine = Engine(model(recipe), recipe, SHAPE, count, device, compiled="compiled" in net)
     plain_model = model(recipe)
     plain = make_step(plain_model, count, batch, recipe.power_steps, device)
     ours, theirs = [], []

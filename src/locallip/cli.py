@@ -99,6 +99,8 @@ class Train:
         download: Fetch missing data from its official place.
         resume: Go on with the run in --out.
         device: Such as cpu or cuda:1; the first GPU if there is one.
+        compiled: Compile the step with torch.compile; done on a GPU anyway. On a CPU it needs a C++ compiler and takes two
+            minutes first, which pays in runs of many minutes.
         evaluate: Evaluate on the test images at the end.
         limit: Evaluate on the first so many images only.
         results: Also write the result file here, as RECIPE.json.
@@ -111,6 +113,7 @@ class Train:
     download: bool = False
     resume: bool = False
     device: str | None = None
+    compiled: bool | None = None
     evaluate: bool = True
     limit: int | None = None
     results: Path | None = None
@@ -140,6 +143,7 @@ def train(args: Sequence[str]) -> None:
         download=asked.download,
         resume=asked.resume,
         device=_device(asked.device),
+        compiled=asked.compiled,
         evaluate=asked.evaluate,
         limit=asked.limit,
         results=asked.results,

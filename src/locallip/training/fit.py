@@ -33,6 +33,7 @@ class Options:
     download: bool = False
     resume: bool = False
     device: torch.device | None = None
+    compiled: bool | None = None  # by torch.compile; on a GPU unless told otherwise
     evaluate: bool = True  # on the test images
     validate: bool = True  # on the images held out, where the recipe holds some out
     limit: int | None = None
@@ -49,7 +50,7 @@ def fit(recipe: Recipe, options: Options, show: Display | None = None) -> dict[s
     if options.results is not None:
         _check_results(options.results)
     folder = RunFolder.create(options.out, dataclasses.asdict(recipe), options.resume)
-    run = Run(recipe, train, folder, device, show)
+    run = Run(recipe, train, folder, device, show, options.compiled)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         run.prepare(options.resume, options.announce)
         with interrupts() as asked_to_stop, closing(show):  # a live line hides the cursor until it is closed

@@ -57,7 +57,16 @@ def make_model(recipe: Recipe, input_shape: tuple[int, ...], classes: int) -> nn
 class Run:
     """The state of one run between its first and its last step."""
 
-    def __init__(self, recipe: Recipe, train: ImageSet, folder: RunFolder, device: torch.device, show: Display):
+    def __init__(
+        self,
+        recipe: Recipe,
+        train: ImageSet,
+        folder: RunFolder,
+        device: torch.device,
+        show: Display,
+        compiled: bool | None = None,
+    ):
+        self.compiled = compiled
         self.recipe, self.folder, self.device, self.show = recipe, folder, device, show
         self.count, self.shape = len(train.labels), tuple(train.images.shape[1:])
         self.classes = len(train.classes)
@@ -80,7 +89,7 @@ class Run:
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
         self.images = Images(self._train.images, self._train.labels, self.margin, self.device, resident=resident)
-        self.engine = Engine(self.model, recipe, self.shape, self.count, self.device, starts_on=home)
+        self.engine = Engine(self.model, recipe, self.shape, self.count, self.device, compiled=self.compiled, starts_on=home)
         self.saves_starts = self.engine.starts is not None and self.engine.starts.nbytes() <= LARGEST_SAVED_STARTS
         state = self._tensors()
         self.folder.check_space(3 * sum(t.numel() * t.element_size() for t in state.values()) + 10**6)
