@@ -592,3 +592,32 @@ def test_orthogonal_weights_have_singular_values_of_one():
         if p.dim() in (2, 4):
             values = torch.linalg.svdvals(p.detach().flatten(1).double())
             torch.testing.assert_close(values, torch.ones_like(values), rtol=1e-5, atol=0)
+
+
+def test_a_folder_in_use_is_refused(tmp_path):
+    held = RunFolder.create(tmp_path / "run", dataclasses.asdict(recipe()))
+    with held.in_use():
+        script = "import sys; from locallip.training.run_folder import RunFolder\nwith RunFolder(sys.argv[1]).in_use(): pass"
+        other = subprocess.run([sys.executable, "-c", script, str(tmp_path / "run")], capture_output=True, text=True)
+    assert "is in use by another process" in other.stderr
+    with held.in_use():
+        pass  # free again
+
+
+def test_an_evaluation_of_more_images_is_not_replaced(tmp_path):
+    first = fit(recipe(), Options(out=tmp_path / "run", limit=6, results=tmp_path / "results"), Silent())
+    for changes in ({"evaluate": False}, {"limit": 2}):
+        again = fit(recipe(), Options(out=tmp_path / "run", resume=True, **changes), Silent())
+        assert again["evaluation"] == first["evaluation"]
+    with pytest.raises(RunFolderError, match="another recipe or of more images"):
+        fit(recipe(batch=8), Options(out=tmp_path / "other", limit=6, results=tmp_path / "results"), Silent())
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_run_older_than_a_field_resumes_with_its_default(tmp_path):
+    fit(recipe(), Options(out=tmp_path / "run", evaluate=False), Silent())
+    config = tmp_path / "run" / "config.json"
+    stored = json.loads(config.read_text())
+    del stored["intervals"]
+    config.write_text(json.dumps(stored))
+    fit(recipe(), Options(out=tmp_path / "run", resume=True, evaluate=False), Silent())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -167,3 +167,15 @@ def test_a_file_that_is_not_toml_is_named(tmp_path: Path, content: bytes):
 def test_a_missing_file_is_named(tmp_path: Path):
     with pytest.raises(WrongRecipe, match=r"cannot read .*absent\.toml"):
         find(str(tmp_path / "absent.toml"))
+
+
+@pytest.mark.parametrize("name", ["", "../evil", "a/b", ".hidden", "ä", "x" * 101])
+def test_a_name_is_a_file_name(name):
+    with pytest.raises(WrongRecipe, match="becomes a file's name"):
+        replace(find("demo"), name=name)
+
+
+@pytest.mark.parametrize("eps", ["1e400", "1e99999999", "1e7", "nan", "1/0"])
+def test_eps_stays_within_reason(eps):
+    with pytest.raises(WrongRecipe, match="eps = "):
+        replace(find("demo"), eps=eps)

@@ -320,3 +320,12 @@ def test_the_shipped_files_are_those_of_the_index_and_load():
         recipe, about = find(card.recipe), read_about(zoo.WEIGHTS / f"{card.name}.safetensors")
         assert (about["architecture"], about["activation"]) == (recipe.architecture, recipe.activation)
         assert not load_model(card.name).training
+
+
+@pytest.mark.parametrize("sizes", [[1, 10**9, 10**9], [1, 10**30, 4], [10**6, 4, 4]])
+def test_sizes_beyond_reason_are_refused(tmp_path, sizes):
+    path = tmp_path / "net.safetensors"
+    about = {"architecture": "small", "activation": "relu", "input_shape": sizes, "classes": 2}
+    save_file({"x": torch.zeros(1)}, path, {"locallip": json.dumps(about)})
+    with pytest.raises(WrongModel, match="input_shape"):
+        load_model(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import sys
 from collections.abc import Callable, Sequence
@@ -157,6 +158,7 @@ def _device(name: str | None) -> torch.device | None:
         return None
     try:
         device = torch.device(name)
+        _check(device.type in ("cpu", "cuda"), f"--device {name}: only cpu and cuda are supported")
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
         raise WrongOption(f"--device {name}: {str(error).splitlines()[0]}") from None
@@ -191,6 +193,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except FAILURES as error:
         print(f"locallip: {error}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:  # whoever read our output has closed it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Stopped:
         return 130

@@ -63,10 +63,11 @@ def command(argv: list[str]) -> str:
     words = ["locallip" if name == "__main__.py" else name]
     rest = iter(argv[1:])
     for word in rest:
-        if word in _PLACES:
+        option = word.partition("=")[0].replace("_", "-")
+        if option not in _PLACES:
+            words.append(Path(word).name if word.endswith(".toml") else word)
+        elif "=" not in word:
             next(rest, None)
-        elif not word.startswith(tuple(f"{place}=" for place in _PLACES)):
-            words.append(word)
     return shlex.join(words)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
@@ -62,7 +61,7 @@ def read_result(path: Path) -> Result:
         values = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise WrongResult(f"cannot read {path}: {error.strerror or error}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise WrongResult(f"{path} is not valid JSON: {error}") from None
     if not isinstance(values, dict):
         raise WrongResult(f"{path} is not a result of `locallip train`: it holds no sections")
@@ -79,7 +78,7 @@ def read_result(path: Path) -> Result:
 def read_results(folder: Path) -> list[Result]:
     """Every run in `folder`, or in `folder`/runs where that is a folder; nothing is skipped."""
     if not folder.is_dir():
-        raise WrongResult(f"there is no folder {folder} with results")
+        raise WrongResult(f"there is no folder {folder} with results; name it with --results DIR")
     runs = folder / "runs"
     return [read_result(path) for path in sorted((runs if runs.is_dir() else folder).glob("*.json"))]
 
@@ -93,7 +92,7 @@ def _check(held: Mapping[str, Any], field: str, kind: str, where: str) -> None:
     if least == "text":
         right = isinstance(value, str) and bool(value)
     else:
-        right = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
+        right = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1e15
         right = right and (least != "accuracy" or value <= 100)
     if not right:
         expected = {"text": "text", "number": "a number from 0", "accuracy": "a number from 0 to 100"}[least]

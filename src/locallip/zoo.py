@@ -52,6 +52,10 @@ class ModelCard:
     model: Mapping[str, Any]
 
 
+#: More channels, pixels a side or classes than this are a mistake or worse.
+LARGEST_SIDE = 2**16
+
+
 def save_model(path: str | Path, model: nn.Module, about: Mapping[str, Any], dtype: torch.dtype | None = None) -> None:
     """Write the weights and `about` to a safetensors file, whole or not at all.
 
@@ -188,7 +192,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         about = json.loads(metadata[_RECORD])
     except KeyError:
         raise WrongModel(f"{path} does not say what network it holds: it was not written by locallip") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise WrongModel(f"{path}: its record is not valid JSON: {error}") from None
     if not isinstance(about, dict):
         raise WrongModel(f"{path}: its record names no fields")
@@ -217,12 +221,12 @@ def _skeleton(about: Mapping[str, Any], where: str) -> nn.Module:
         raise WrongModel(f"{where}: the record lacks {', '.join(missing)}")
     shape, classes = about["input_shape"], about["classes"]
     sizes = [*shape, classes] if isinstance(shape, (list, tuple)) else []
-    if len(sizes) != 4 or not all(type(size) is int and size > 0 for size in sizes):
+    if len(sizes) != 4 or not all(type(size) is int and 0 < size <= LARGEST_SIDE for size in sizes):
         raise WrongModel(f"{where}: input_shape = {shape!r}, classes = {classes!r}: expected (C, H, W) and a whole number")
     try:
         with torch.device("meta"):
             return build_model(str(about["architecture"]), tuple(shape), classes, str(about["activation"]))
-    except ValueError as error:
+    except (ValueError, RuntimeError) as error:
         raise WrongModel(f"{where}: {error}") from None
 
 

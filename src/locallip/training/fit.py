@@ -6,7 +6,8 @@ import dataclasses
 import hashlib
 import json
 import tempfile
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from locallip.provenance import environment, hardware
 from locallip.training.evaluate import evaluate
 from locallip.training.progress import Display, display, duration
 from locallip.training.recipe import Recipe, WrongRecipe
+from locallip.training.recipe import defaults as recipe_defaults
 from locallip.training.run import Run, interrupts
 from locallip.training.run_folder import RunFolder, RunFolderError
 from locallip.zoo import load_model, save_model, write_atomically
@@ -47,15 +49,29 @@ def fit(recipe: Recipe, options: Options, show: Display | None = None) -> dict[s
     show = show or display()
     device = options.device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
     train, validation, test = _data(recipe, options)
-    if options.results is not None:
-        _check_results(options.results)
-    folder = RunFolder.create(options.out, dataclasses.asdict(recipe), options.resume)
-    run = Run(recipe, train, folder, device, show, options.compiled)
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        run.prepare(options.resume, options.announce)
-        with interrupts() as asked_to_stop, closing(show):  # a live line hides the cursor until it is closed
-            run.train(asked_to_stop, options.stop_after)
-    return _finish(run, validation, test if options.evaluate else None, options)
+    if not options.resume:  # before there is a folder
+        _check_results(options, recipe, len(test.labels))
+    with _folder(recipe, options) as folder:
+        _check_results(options, recipe, len(test.labels))
+        run = Run(recipe, train, folder, device, show, options.compiled)
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            run.prepare(options.resume, options.announce)
+            with interrupts() as asked_to_stop, closing(show):  # a live line hides the cursor until it is closed
+                run.train(asked_to_stop, options.stop_after)
+        return _finish(run, validation, test if options.evaluate else None, options)
+
+
+@contextmanager
+def _folder(recipe: Recipe, options: Options) -> Iterator[RunFolder]:
+    """The run folder, kept to this process; one that holds a run is not touched before it is ours."""
+    folder, fields = RunFolder(options.out), dataclasses.asdict(recipe)
+    with ExitStack() as held:
+        if options.resume and (options.out / "config.json").is_file():
+            held.enter_context(folder.in_use())
+        RunFolder.create(options.out, fields, options.resume, defaults=recipe_defaults())
+        if not options.resume:
+            held.enter_context(folder.in_use())
+        yield folder
 
 
 def _data(recipe: Recipe, options: Options) -> tuple[ImageSet, ImageSet | None, ImageSet]:
@@ -76,8 +92,21 @@ def _data(recipe: Recipe, options: Options) -> tuple[ImageSet, ImageSet | None, 
     return train, validation, test
 
 
-def _check_results(folder: Path) -> None:
-    """Make the folder of result files and see that it can be written to, before hours are spent on a result."""
+def _check_results(options: Options, recipe: Recipe, images: int) -> None:
+    """See that a result can be written, and that it replaces no better one, before hours are spent on it."""
+    if options.results is None:
+        return
+    folder, target = options.results, _result_path(options.results, recipe)
+    try:
+        older = json.loads(target.read_text())
+        seen = (older.get("evaluation") or {}).get("images", 0)
+        if older.get("recipe") != dataclasses.asdict(recipe) or seen > min(options.limit or images, images):
+            raise RunFolderError(
+                f"{target} holds the result of another recipe or of more images, which this run would replace; name another "
+                "folder with --results, or move that file away"
+            )
+    except (OSError, ValueError, AttributeError):
+        pass  # nothing there, or nothing worth keeping
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -147,11 +176,26 @@ def _finish(run: Run, validation: ImageSet | None, test: ImageSet | None, option
     if test is not None:
         say(f"evaluating {min(options.limit or 10**9, len(test.labels)):,} test images")
         result["evaluation"] = evaluate(plain, test, recipe.eps, **settings)
+    _keep_better(result, run.folder.path / "result.json")
     _write_result(result, run.folder.path / "result.json")
     if options.results is not None and test is not None:  # a result is what was measured
-        suffix = f"-seed{recipe.seed}" if recipe.seed else ""
-        _write_result(result, options.results / f"{recipe.name}{suffix}.json")
+        _write_result(result, _result_path(options.results, recipe))
     return result
+
+
+def _result_path(folder: Path, recipe: Recipe) -> Path:
+    return folder / f"{recipe.name}{f'-seed{recipe.seed}' if recipe.seed else ''}.json"
+
+
+def _keep_better(result: dict[str, Any], path: Path) -> None:
+    """Where the run folder has an evaluation of the same weights on more images, it stays."""
+    try:
+        older = json.loads(path.read_text())
+        same = older["model"]["sha256"] == result["model"]["sha256"]
+        if same and older["evaluation"]["images"] > (result["evaluation"] or {"images": 0})["images"]:
+            result["evaluation"] = older["evaluation"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return
 
 
 def _write_result(result: dict[str, Any], path: Path) -> None:

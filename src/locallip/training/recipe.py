@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -136,8 +137,12 @@ def check(recipe: Recipe) -> None:
     for name, least, most in _RANGES:
         value = getattr(recipe, name)
         if not least <= value <= most:
-            raise WrongRecipe(f"{name} = {value}: must lie between {least:g} and {most:g}")
+            raise WrongRecipe(f"{name} = {value}: must lie between {_plain(least)} and {_plain(most)}")
     radius(recipe)
+    if not _NAME.fullmatch(recipe.name):
+        raise WrongRecipe(f"name = {recipe.name!r}: it becomes a file's name, so letters, digits, '.', '_' and '-' only")
+    if recipe.epochs == 0:
+        raise WrongRecipe("epochs = 0: must be above 0")
     if recipe.end_learning_rate > recipe.learning_rate:
         raise WrongRecipe(
             f"end_learning_rate = {recipe.end_learning_rate} is above learning_rate = {recipe.learning_rate}; "
@@ -154,6 +159,11 @@ def check(recipe: Recipe) -> None:
         )
 
 
+def defaults() -> dict[str, Any]:
+    """The fields that have a default: what a recipe written before they existed means."""
+    return {field.name: field.default for field in fields(Recipe) if field.default is not dataclasses.MISSING}
+
+
 def rescaled(recipe: Recipe, epochs: float) -> Recipe:
     """The same recipe for another number of epochs, its schedules stretched or shortened with them."""
     factor = epochs / recipe.epochs
@@ -164,15 +174,23 @@ def rescaled(recipe: Recipe, epochs: float) -> Recipe:
 def radius(recipe: Recipe) -> Fraction:
     """The exact eps."""
     try:
+        if not _NUMBER.fullmatch(recipe.eps):  # a long exponent would keep Fraction busy for ever
+            raise ValueError
         value = Fraction(recipe.eps)
     except (ValueError, ZeroDivisionError):
         raise WrongRecipe(f"eps = {recipe.eps!r} is neither a number nor a fraction such as 36/255") from None
-    if value <= 0:
-        raise WrongRecipe(f"eps = {recipe.eps} must be above 0")
+    if not 0 < value <= 10**6:
+        raise WrongRecipe(f"eps = {recipe.eps} must be above 0 and at most 1000000")
     return value
 
 
+def _plain(number: float) -> str:
+    return f"{number:,.0f}".replace(",", "") if 1 <= number < _INF and number == int(number) else f"{number:g}"
+
+
 _INF = float("inf")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_NUMBER = re.compile(r"[+-]?[0-9./]{1,40}(e[+-]?[0-9]{1,3})?", re.IGNORECASE)
 #: Field, least and largest value.
 _RANGES: tuple[tuple[str, float, float], ...] = (
     ("eps_train", 0.0, 1e6),
@@ -244,8 +262,9 @@ def find(name: str) -> Recipe:
     if name.endswith(".toml"):
         return read(Path(name))
     if name not in names():
+        own = f" (did you mean '{name}.toml'?)" if Path(f"{name}.toml").is_file() else _nearest(name, names())
         raise WrongRecipe(
-            f"there is no recipe {name!r}{_nearest(name, names())}; `locallip recipes` lists them, and the path of a .toml "
+            f"there is no recipe {name!r}{own}; `locallip recipes` lists them, and the path of a .toml "
             "file of your own works too"
         )
     return read(RECIPES / f"{name}.toml")

@@ -105,15 +105,17 @@ class Run:
             self.folder.truncate_metrics(0)
             return
         self.engine.load_state(found.tensors)
-        if self.engine.starts is not None and self.saves_starts:
-            for place, rows in self.engine.starts.rows.items():
-                rows.copy_(found.tensors[_starts_name(place)])
+        rows = {} if self.engine.starts is None else self.engine.starts.rows
+        known = all(_starts_name(place) in found.tensors for place in rows)
+        for place, vectors in rows.items():
+            if known:
+                vectors.copy_(found.tensors[_starts_name(place)])
         self.step, self.seconds = int(found.values["step"]), float(found.values["seconds"])
         whole = self.step // self.per_epoch if self.step < self.total else math.ceil(self.total / self.per_epoch)
         self.folder.truncate_metrics(whole)  # the last epoch may be a part of one
         self.show.say(f"  resumed at step {self.step:,} of {self.total:,}")
-        if self.engine.starts is not None and not self.saves_starts:
-            self.show.say("  saved vectors are too large for a checkpoint: power iteration begins at random again")
+        if not known:
+            self.show.say("  saved vectors were too large for the checkpoint: power iteration begins at random again")
 
     def _tensors(self) -> dict[str, Tensor]:
         tensors = self.engine.state()
@@ -193,7 +195,9 @@ class Run:
         last = "no checkpoint yet"
         if found:
             last = f"the last good checkpoint is {self.folder.checkpoints / f'state-{found[0]}.json'}"
-        raise Diverged(f"{trouble}; {last}. Try a smaller learning_rate, a longer ramp_epochs, or precision tf32")
+        raise Diverged(
+            f"{trouble}; {last}. Try a smaller learning_rate, a longer ramp_epochs, or precision tf32, with another --out"
+        )
 
     def _trouble(self) -> str | None:
         """What is not finite: the loss of a step since the last look, or weights, which the last update may have spoiled."""
@@ -227,7 +231,7 @@ def _starts_name(place: tuple[int, int]) -> str:
 
 @contextmanager
 def interrupts() -> Iterator[list[int]]:
-    """Ctrl-C and SIGTERM fill the list instead of breaking a step; a second one breaks it."""
+    """Ctrl-C, SIGTERM and a closed terminal fill the list instead of breaking a step; a second one breaks it."""
     asked: list[int] = []
     before: dict[int, Any] = {}
 
@@ -237,7 +241,7 @@ def interrupts() -> Iterator[list[int]]:
         asked.append(number)
 
     try:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):
             before[number] = signal.signal(number, note)
     except ValueError:  # not in the main thread: whoever called decides
         before = {}

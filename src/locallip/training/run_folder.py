@@ -20,6 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+try:
+    import fcntl
+except ImportError:  # not on Windows, where two runs in one folder are not noticed
+    fcntl = None  # type: ignore[assignment]
+
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
@@ -33,6 +38,7 @@ environment.json   command, commit, versions and hardware; under "resumed" the s
 metrics.jsonl      one JSON object per epoch; tensorboard/ has the same where TensorBoard is installed
 checkpoints/       the last two states, numbered by step: tensors in .safetensors, plain values in .json
 model.safetensors  the trained network, there once the run is complete
+lock               keeps a second process out while one trains here
 result.json        what was trained, how long it took, and the figures of that network
 
 locallip train RECIPE --out THIS_FOLDER --resume goes on with a run that was stopped.
@@ -78,11 +84,16 @@ class RunFolder:
         self._metrics = self.path / "metrics.jsonl"
 
     @classmethod
-    def create(cls, path: str | Path, recipe: Mapping[str, Any], resume: bool = False) -> RunFolder:
-        """A new folder for this recipe, or with `resume` the one that is there, if its recipe is the same."""
+    def create(
+        cls, path: str | Path, recipe: Mapping[str, Any], resume: bool = False, defaults: Mapping[str, Any] | None = None
+    ) -> RunFolder:
+        """A new folder for this recipe, or with `resume` the one that is there, if its recipe is the same.
+
+        `defaults` stand for fields that a stored recipe lacks because it is older than they are.
+        """
         folder = cls(path)
         if resume:
-            folder._check_recipe(recipe)
+            folder._check_recipe(recipe, defaults or {})
         else:
             folder._check_unused()
         with folder._reported("cannot be used as a run folder"):
@@ -102,18 +113,18 @@ class RunFolder:
                 raise RunFolderError(f"{self.path} already holds a run: --resume goes on with it, another --out starts anew")
             if self.path.exists() and not self.path.is_dir():
                 raise RunFolderError(f"{self.path} is a file: choose another --out")
-            known = {"checkpoints"}  # what a start that was killed at once leaves behind
+            known = {"checkpoints", "lock"}  # what a start that was killed at once leaves behind
             strange = [p.name for p in self.path.glob("*") if p.suffix != PART and p.name not in known]
         if strange:
             listed = ", ".join(sorted(strange)[:3]) + (", ..." if len(strange) > 3 else "")
             raise RunFolderError(f"{self.path} is not empty ({listed}) and holds no run: choose another --out")
 
-    def _check_recipe(self, recipe: Mapping[str, Any]) -> None:
+    def _check_recipe(self, recipe: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
         config = self.path / "config.json"
         with self._reported("cannot be read"):
             if not config.is_file():
                 raise RunFolderError(f"there is no run in {self.path} to resume: leave out --resume to start one")
-            stored = _read_json(config)
+            stored = {**defaults, **_read_json(config)}
         asked = json.loads(_as_json(recipe))
         names = [*stored, *(name for name in asked if name not in stored)]
         differ = [
@@ -132,9 +143,21 @@ class RunFolder:
             return environment()
         try:
             first = _read_json(self.path / "environment.json")
-        except (OSError, ValueError):  # lost, and nothing rests on it
-            first = {}
-        return {**first, "resumed": [*first.get("resumed", []), environment()]}
+            earlier = list(first.get("resumed", []))
+        except (OSError, ValueError, TypeError):  # lost, and nothing rests on it
+            first, earlier = {}, []
+        return {**first, "resumed": [*earlier, environment()]}
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Keep other processes out for a while: two runs in one folder would spoil each other's files."""
+        with self._reported("cannot be used as a run folder"), open(self.path / "lock", "w") as file:
+            if fcntl is not None:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    raise RunFolderError(f"{self.path} is in use by another process that is training there") from None
+            yield
 
     def check_space(self, bytes_needed: int) -> None:
         """Raise `RunFolderError` if a file cannot be written here or fewer than `bytes_needed` are free.
