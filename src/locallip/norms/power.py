@@ -21,7 +21,7 @@ class PowerNorm(NormRule):
     With v = A u / ||A u|| and u' = A^T v / ||A^T v|| of the last step, the paper's sigma = v^T A u' is ||A^T v||: the last
     adjoint is the whole product, and the only one that the gradient runs through.
     Differs from the paper: the last step takes the best vector of the plane spanned by the last two (Rayleigh-Ritz), which
-    costs no further product and about halves the steps; the authors' code differentiates through all iterations.
+    costs no further product and gets further; the authors' code differentiates through all iterations.
     """
 
     guarantee = Guarantee.ESTIMATE
@@ -89,7 +89,7 @@ class PowerNorm(NormRule):
 def _best_of_two(masks: _Weights, u: Tensor, v: Tensor) -> Tensor:
     """A x for the x in span{u, A^T A u} with the largest ||A x|| / ||x||, given v = A u; a start for the last adjoint.
 
-    It costs the same two products as a power step, which takes x = A^T A u, and gets about twice as far. In the orthonormal
+    It costs the same two products as a power step, which takes x = A^T A u, and gets further. In the orthonormal
     basis of u and the part of w = A^T A u orthogonal to it, A^T A is the 2 x 2 matrix ((t, s), (s, r)) of a few lengths.
     """
     w = masks.on_cols(masks.op.base.adjoint(v if masks.projects else masks.on_rows(v)))

@@ -60,8 +60,9 @@ def evaluate(
 
     clean: the label is ahead of all others (ties and numbers that are not finite count as wrong).
     pgd: right, and PGD in steps of eps / 4 found nothing; it stays inside [0, 1], so that what it finds are images.
-    estimate: the paper's protocol. Of the images that PGD did not break, those that power iteration from random starts calls
-        robust, by the global bound or else by the local one with the paper's global radii for the boxes. No proof.
+    estimate: the paper's protocol, but for the last power step (see PowerNorm). Of the images that PGD did not break, those
+        that power iteration from random starts calls robust, by the global bound or else by the local one with the paper's
+        global radii for the boxes. No proof.
     certified: `certify` with failure probability `failure_prob` per image. It is asked only about images that PGD did not
         break and that an estimate calls robust, with the paper's radii or the tighter local ones that `certify` uses; the
         others count as not certified.
