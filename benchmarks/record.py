@@ -11,18 +11,14 @@ from typing import Any
 
 import torch
 
-from locallip.provenance import commit, hardware
+from locallip.provenance import command, commit, hardware
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
 
 
 def _command() -> str:
-    """What was called, without the folder that the result went to."""
-    words = [Path(sys.argv[0]).name, *sys.argv[1:]]
-    if "--out" in words:
-        at = words.index("--out")
-        del words[at : at + 2]
-    return f"python benchmarks/{' '.join(words)}"
+    """What was called, without the folders that it read from and wrote to."""
+    return f"python benchmarks/{command(sys.argv)}"
 
 
 def write(

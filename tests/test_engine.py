@@ -80,12 +80,14 @@ def loss_of(engine, batch, at=AT):
 
 
 class Unmasked(ExactNorm):
-    """The norm of the whole operator under every mask: what BCP, GloRo and LMT multiply."""
+    """The norm of the whole operator under every mask, as BCP, GloRo and LMT have it; not of dense layers if asked."""
 
-    def __init__(self, ceiling):
-        self.ceiling = ceiling
+    def __init__(self, ceiling, dense_too=True):
+        self.ceiling, self.dense_too = ceiling, dense_too
 
     def norm(self, op, key, like):
+        if len(op.out_shape) == 1 and not self.dense_too:
+            return super().norm(op, key, like)
         return self.ceiling.norms[key]
 
 
@@ -99,7 +101,7 @@ def exact(engine, batch, at=AT):
             network,
             batch.x,
             eps,
-            ExactNorm() if r.is_local else Unmasked(ceiling),
+            ExactNorm() if r.is_local and r.local_layers == "all" else Unmasked(ceiling, dense_too=not r.is_local),
             ceiling=None if r.method == "ibp" else ceiling,
             box_radii="input" if r.method == "ibp" else r.box_radii,
             intervals=r.intervals,
@@ -150,6 +152,8 @@ def test_a_few_steps_lower_the_loss(method, activation):
         {"method": "local-g", "optimizer": "muon", "activation": "maxmin"},
         {"init": "orthogonal"},
         {"init": "he"},
+        {"method": "bcp", "optimizer": "muon", "probes": 3, "activation": "relu"},
+        {"optimizer": "muon", "probes": 3, "local_layers": "dense"},
     ],
     ids=str,
 )
@@ -176,6 +180,8 @@ VARIANTS = [
     {"optimizer": "muon", "ema": 0.9},
     {"activation": "maxmin", "method": "local-g"},
     {"activation": "clipped_maxmin", "sparsity": 0.01},
+    {"method": "gloro", "probes": 3},
+    {"local_layers": "dense", "probes": 3},
 ]
 
 
@@ -246,7 +252,13 @@ def test_figures_are_those_of_a_direct_computation(method, activation):
     assert len(shown["local_norms"]) == len(layer_names(engine.network)) == 4
 
 
-OPTIONS = [{"sparsity": 0.3, "theta_weight": 0.2}, {"box_radii": "local"}]
+OPTIONS = [
+    {"sparsity": 0.3, "theta_weight": 0.2},
+    {"box_radii": "local"},
+    {"method": "bcp", "probes": 3},
+    {"local_layers": "dense"},
+    {"local_layers": "dense", "probes": 3},
+]
 
 
 @pytest.mark.parametrize("fields", [*({"method": method} for method in METHODS), *OPTIONS], ids=str)
@@ -258,7 +270,7 @@ def test_the_loss_is_the_one_that_the_method_defines(fields):
     arguments = (batch.x, batch.y, torch.tensor([AT.eps]), torch.tensor(AT.mix))
     torch.manual_seed(1)
     if engine.has_bound:
-        loss = engine.objective.bounded(*arguments, engine._take(batch), engine.shared)[0]
+        loss = engine.objective.bounded(*arguments, engine._take(batch), engine.shared, engine.probes)[0]
     else:
         loss = engine.objective.attacked(*arguments)[0]
     torch.testing.assert_close(loss.detach(), loss_of(engine, batch), rtol=2e-3, atol=1e-5)
@@ -351,13 +363,25 @@ def test_the_same_number_of_random_starts_stays_where_it_is():
 
 def test_random_starts_are_new_in_every_step_of_length_one_in_the_mean_and_enough_steps_find_the_norm():
     engine = make_engine(recipe(starts="random", power_steps=150))
-    one, other = engine._random_vectors(200), engine._random_vectors(200)
+    batch = two_batches()[0]
+    one, other = engine._take(batch), engine._take(batch)
     for place, shape in places(engine.network).items():
-        assert one[place].shape == (200, *shape)
+        assert one[place].shape == (len(batch.x), *shape)
         assert not torch.equal(one[place], other[place])
-        assert float((one[place].flatten(1) ** 2).sum(1).mean()) == pytest.approx(1.0, abs=0.1)
+        assert float((one[place].flatten(1) ** 2).sum(1).mean()) == pytest.approx(1.0, abs=0.3)
     train(engine, 2, FROZEN)
     torch.testing.assert_close(local_norms(engine), exact_local_norms(engine), rtol=2e-3, atol=0)
+
+
+def test_dense_layers_alone_have_saved_vectors_where_norms_are_local_there_alone():
+    engine = make_engine(recipe(local_layers="dense", probes=3))
+    outputs = {place: engine.network.stages[place[0]].linear_shape for place in places(engine.network)}
+    assert set(engine.starts.rows) == {place for place, shape in outputs.items() if len(shape) == 1}
+    assert 0 < len(engine.starts.rows) < len(outputs)
+    assert set(engine.probes) == set(outputs)
+    before = {place: u.clone() for place, u in engine.probes.items()}
+    train(engine, 1)
+    assert all(not torch.equal(u, before[place]) for place, u in engine.probes.items())
 
 
 def test_a_step_touches_the_vectors_of_its_samples_alone():
@@ -445,7 +469,7 @@ def test_sixteen_bits_give_nearly_the_same_loss_and_gradient(method, activation)
     for network in (engine.network, in_precision(engine.network, torch.bfloat16)):
         engine.objective.network = network
         vectors = {place: u.clone() for place, u in engine._take(batch).items()}
-        loss, shown, _, _ = engine.objective.bounded(batch.x, batch.y, eps, mix, vectors, engine.shared)
+        loss, shown, _, _ = engine.objective.bounded(batch.x, batch.y, eps, mix, vectors, engine.shared, {})
         gradient = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(engine.model.parameters()))])
         found.append((loss.detach(), shown, gradient))
     (loss, shown, gradient), (rough_loss, rough_shown, rough_gradient) = found
@@ -455,10 +479,12 @@ def test_sixteen_bits_give_nearly_the_same_loss_and_gradient(method, activation)
     assert F.cosine_similarity(gradient, rough_gradient, dim=0) > 0.99
 
 
-@pytest.mark.parametrize("method", ["local-b", "gloro"])
-def test_the_loss_is_one_graph_with_the_same_gradients(method):
+@pytest.mark.parametrize(
+    "fields", [{}, {"local_layers": "dense", "probes": 3}, {"method": "gloro"}, {"method": "bcp", "probes": 3}]
+)
+def test_the_loss_is_one_graph_with_the_same_gradients(fields):
     """Traced as a whole and differentiated ahead of time, as on a GPU, and then computed operation by operation."""
-    eager, traced = (make_engine(recipe(method=method)) for _ in range(2))
+    eager, traced = (make_engine(recipe(**fields)) for _ in range(2))
     traced._bounded = torch.compile(traced.objective.bounded, fullgraph=True, dynamic=False, backend="aot_eager")
     for engine in (eager, traced):
         train(engine, 2)

@@ -9,7 +9,7 @@ from torch import nn
 import locallip as ll
 from locallip.bounds import global_bound, propagate
 from locallip.network import in_precision
-from locallip.norms import CholeskyNorm, LanczosNorm, NormKey, PowerNorm
+from locallip.norms import BatchStarts, CholeskyNorm, LanczosNorm, NormKey, PowerNorm, ProbedNorm
 from locallip.ops import Cast, Conv, Dense, Masked, compose
 
 KEY = NormKey(0, 0, "layer")
@@ -120,3 +120,49 @@ def test_what_is_made_of_sixteen_bit_maps_is_not_exact():
     assert not compose(Dense(lambda: torch.eye(3)), rough).exact
     assert not Masked(rough, None, None).exact
     assert Masked(Dense(lambda: torch.eye(3)), None, None).exact
+
+
+# ------------------------------------------------------------------------------------------------------------ probes
+
+
+def flat_layer(seed, values):
+    """A matrix 30 x 30 with the singular values given and zeros, and its singular vectors."""
+    generator = torch.Generator().manual_seed(seed)
+    left, right = (torch.linalg.qr(torch.randn(30, 30, generator=generator, dtype=torch.float64))[0] for _ in range(2))
+    singular = torch.zeros(30, dtype=torch.float64)
+    singular[: len(values)] = torch.tensor(values, dtype=torch.float64)
+    return (left @ torch.diag(singular) @ right.T).requires_grad_(), left, right
+
+
+def pushed(weight, left, right, probes):
+    """Value of the norm, and its gradient in the basis of singular vectors: how far it pushes each singular value."""
+    generator = torch.Generator().manual_seed(7)
+    one, start = torch.zeros(1, dtype=torch.long), torch.randn(1, 30, generator=generator, dtype=torch.float64)
+    noise = {(0, 0): torch.zeros(1, 30, dtype=torch.float64)}
+    rule = PowerNorm(40, BatchStarts({(0, 0): start / start.norm()}, noise), one)
+    if probes:
+        fresh = torch.randn(probes, 30, generator=generator, dtype=torch.float64)
+        rule = ProbedNorm(rule, {(0, 0): fresh}, noise)
+    norm = rule(Masked(Dense(lambda: weight), None, None), KEY, torch.ones(1, dtype=torch.float64))
+    (gradient,) = torch.autograd.grad(norm.sum(), weight)
+    return norm.detach(), left.T @ gradient @ right
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_probes_push_all_singular_values_near_the_largest_and_leave_the_value(seed):
+    weight, left, right = flat_layer(seed, [1.0, 0.999, 0.998, 0.997, 0.3, 0.2])
+    plain, by_one = pushed(weight, left, right, 0)
+    probed, by_many = pushed(weight, left, right, 64)
+    assert torch.equal(probed, plain)
+    assert probed.shape == (1,)
+    assert torch.linalg.matrix_rank(by_one) == 1
+    assert torch.linalg.matrix_rank(by_many, atol=0.05) == 4
+    assert (by_many.diagonal()[:4] > 0.1).all()
+    assert (by_many.diagonal()[4:].abs() < 1e-3).all()
+    assert float(by_many.trace()) == pytest.approx(1.0, abs=0.05)  # as steep as the norm itself, whoever shares it
+
+
+def test_probes_follow_a_single_large_value_as_the_norm_does():
+    weight, left, right = flat_layer(3, [1.0, 0.2, 0.1])
+    _, by_many = pushed(weight, left, right, 8)
+    assert float(by_many[0, 0]) == pytest.approx(1.0, abs=1e-3)

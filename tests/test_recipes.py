@@ -116,6 +116,8 @@ def test_a_file_opens_with_its_row_and_its_figures(name):
         ("batch", 0, "batch = 0: must lie between 1"),
         ("mix_target", 1.5, "mix_target = 1.5: must lie between 0 and 1"),
         ("power_steps", 0, "power_steps = 0: must lie between 1"),
+        ("probes", -1, "probes = -1: must lie between 0"),
+        ("local_layers", "convolutions", "local_layers = 'convolutions': choose one of all, dense"),
         ("decay_epoch", 11, "decay_epoch = 11 lies behind the last epoch, 10"),
         ("ramp_epochs", 10.5, "ramp_epochs = 10.5 lies behind the last epoch, 10"),
         ("method", "localb", "did you mean 'local-b'"),

@@ -5,6 +5,7 @@ from locallip.norms.cholesky import CholeskyNorm, LayerTooLarge
 from locallip.norms.exact import ExactNorm
 from locallip.norms.lanczos import LanczosNorm
 from locallip.norms.power import PowerNorm
+from locallip.norms.probed import ProbedNorm
 from locallip.norms.starts import BatchStarts, WarmStarts
 
 __all__ = [
@@ -17,5 +18,6 @@ __all__ = [
     "NormKey",
     "NormRule",
     "PowerNorm",
+    "ProbedNorm",
     "WarmStarts",
 ]

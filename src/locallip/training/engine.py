@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from locallip.network import Network, in_precision, lower
 from locallip.norms import WarmStarts
-from locallip.norms.starts import jitter
+from locallip.norms.starts import Place, jitter
 from locallip.training.batches import Batch
 from locallip.training.muon import Muon
-from locallip.training.objective import FIGURES, Objective, Vectors, layer_names, places
+from locallip.training.objective import FIGURES, Objective, Vectors, layer_names, local_places, places
 from locallip.training.recipe import Recipe
 from locallip.training.schedules import Setting
 
@@ -94,7 +94,8 @@ class Engine:
             dtype = torch.bfloat16 if on_gpu else torch.float32
             pinned = on_gpu and home.type == "cpu"
             self.starts = WarmStarts(num_samples, dtype, home, channels_last=on_gpu, pinned=pinned, seed=self.recipe.seed)
-            self.starts.prepare(shapes)
+            self.starts.prepare(local_places(self.network, self.recipe))
+        self.probes = self._empty_vectors(self.recipe.probes, shapes if self.recipe.probes else {})
 
     def _empty_sums(self) -> Tensor:
         count = len(FIGURES) + (2 * len(self.layers) + len(self.network.stages) - 1 if self.has_bound else 0)
@@ -104,6 +105,7 @@ class Engine:
         """Train on one batch; figures are added up on the device, nothing waits for it."""
         self._set(setting)
         vectors = self._take(batch)
+        _drawn(self.probes)
         with arithmetic(self.recipe, self.device):
             if not self.captured:
                 after = self._compute(batch, vectors)
@@ -122,7 +124,7 @@ class Engine:
 
     def _take(self, batch: Batch) -> Vectors:
         if self.recipe.is_local and self.recipe.starts == "random":
-            return self._random_vectors(len(batch.x))
+            return _drawn(self._empty_vectors(len(batch.x), self.objective.local))
         if self.starts is None:
             return {}
         if not self._buffers:
@@ -133,14 +135,10 @@ class Engine:
             }
         return {place: self.starts.take(place, batch.index, into) for place, into in self._buffers.items()}
 
-    def _random_vectors(self, count: int) -> Vectors:
-        """Fresh directions of length 1 in the mean, (count, *shape) each."""
+    def _empty_vectors(self, count: int, shapes: Mapping[Place, torch.Size]) -> Vectors:
+        """Memory for vectors (count, *shape)."""
         lay = _channels_last if self.device.type == "cuda" else _as_is
-        drawn = {}
-        for place, u in self.noise.items():
-            empty = lay(torch.empty(count, *u.shape[1:], device=self.device))
-            drawn[place] = empty.normal_(std=u[0].numel() ** -0.5)
-        return drawn
+        return {place: lay(torch.empty(count, *shape, device=self.device)) for place, shape in shapes.items()}
 
     def _put_back(self, batch: Batch, vectors: Vectors) -> None:
         if self.starts is None:
@@ -152,7 +150,9 @@ class Engine:
         """Loss, gradients, optimizer, figures; returns the batch's vectors after its power iterations."""
         after: Vectors = {}
         if self.has_bound:
-            loss, shown, after, shared = self._bounded(batch.x, batch.y, self.eps, self.mix, vectors, self.shared)
+            loss, shown, after, shared = self._bounded(
+                batch.x, batch.y, self.eps, self.mix, vectors, self.shared, self.probes
+            )
             with torch.no_grad():
                 for place, u in shared.items():
                     self.shared[place].copy_(u)
@@ -304,6 +304,13 @@ def _unit_noise(place: tuple[int, int], shape: torch.Size, seed: int) -> Tensor:
     """A random direction, (1, *shape), the same on every device."""
     noise = torch.randn(1, *shape, generator=torch.Generator().manual_seed(seed + 7919 * place[0] + place[1]))
     return noise / noise.norm()
+
+
+def _drawn(vectors: Vectors) -> Vectors:
+    """Fill with fresh directions of length 1 in the mean."""
+    for u in vectors.values():
+        u.normal_(std=u[0].numel() ** -0.5)
+    return vectors
 
 
 def _channels_last(v: Tensor) -> Tensor:

@@ -7,10 +7,10 @@ from torch import nn
 
 from locallip.data import ImageSet
 from locallip.network import lower
-from locallip.training.objective import places
+from locallip.training.objective import local_places, places
 from locallip.training.recipe import Recipe
 
-#: What a training stepneeds beside the saved vectors, per sample of a batch and unit of the network, in bytes.
+#: What a training step needs beside the saved vectors, per sample of a batch and unit of the network, in bytes.
 STEP_BYTES_PER_UNIT = 80
 
 
@@ -18,10 +18,11 @@ def plan_memory(
     recipe: Recipe, model: nn.Module, train: ImageSet, device: torch.device
 ) -> tuple[torch.device, bool, list[str]]:
     """Where the saved vectors and the images will live, and that in words."""
-    shapes = places(lower(model, train.images.shape[1:])).values()
-    units = sum(shape.numel() for shape in shapes)
+    network = lower(model, train.images.shape[1:])
+    units = sum(shape.numel() for shape in places(network).values())
+    saved = sum(shape.numel() for shape in local_places(network, recipe).values()) if recipe.starts == "saved" else 0
     width = 2 if device.type == "cuda" else 4
-    starts = units * width * len(train.labels) if recipe.is_local and recipe.starts == "saved" else 0
+    starts = saved * width * len(train.labels)
     images = train.images.numel()
     step = units * STEP_BYTES_PER_UNIT * recipe.batch
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else float("inf")

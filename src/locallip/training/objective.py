@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 
 import torch
 import torch.nn.functional as F
@@ -12,8 +12,9 @@ from locallip.attacks import pgd_l2
 from locallip.bounds import CeilingNorm, GlobalBound, Trace, WorstLogits, global_bound, norm_keys, propagate, worst_logits
 from locallip.losses import bcp_loss, gloro_loss, lmt_loss, sparsity_loss, trades_loss
 from locallip.network import Network
-from locallip.norms import BatchStarts, PowerNorm
+from locallip.norms import BatchStarts, NormKey, NormRule, PowerNorm, ProbedNorm
 from locallip.norms.starts import Place
+from locallip.ops import Masked
 from locallip.training.recipe import Recipe
 
 #: Steps towards the best multiplier of the last box-and-ball problem; each gives a valid bound, four an almost exact one.
@@ -39,9 +40,30 @@ def places(network: Network) -> dict[Place, torch.Size]:
     }
 
 
+def local_places(network: Network, recipe: Recipe) -> dict[Place, torch.Size]:
+    """Those where the method takes a norm per sample."""
+    if not recipe.is_local:
+        return {}
+    everywhere = places(network)
+    if recipe.local_layers == "all":
+        return everywhere
+    return {place: shape for place, shape in everywhere.items() if len(network.stages[place[0]].linear_shape) == 1}
+
+
 def layer_names(network: Network) -> list[str]:
     """The names of the layers whose norms `figures` lists, in its order."""
     return [key.name for number, stage in enumerate(network.stages) for key in norm_keys(stage, number).values()]
+
+
+class PartlyLocal(NormRule):
+    """The norms of `rule` at the places given, and those of the whole layers elsewhere."""
+
+    def __init__(self, rule: NormRule, places: Container[Place], ceiling: GlobalBound):
+        self.rule, self.places, self.guarantee = rule, places, rule.guarantee
+        self.whole = CeilingNorm(ceiling, rule)
+
+    def norm(self, op: Masked, key: NormKey, like: Tensor) -> Tensor:
+        return (self.rule if key[:2] in self.places else self.whole).norm(op, key, like)
 
 
 class Objective:
@@ -52,19 +74,21 @@ class Objective:
 
     def __init__(self, network: Network, recipe: Recipe, noise: Mapping[Place, Tensor]):
         self.network, self.recipe, self.noise = network, recipe, noise
+        self.local = local_places(network, recipe)
 
     def bounded(
-        self, x: Tensor, y: Tensor, eps: Tensor, mix: Tensor, vectors: Vectors, shared: Vectors
+        self, x: Tensor, y: Tensor, eps: Tensor, mix: Tensor, vectors: Vectors, shared: Vectors, probes: Vectors
     ) -> tuple[Tensor, Tensor, Vectors, Vectors]:
         """Loss (), figures (K,), and the vectors after this step's power iterations.
 
-        x (B, C, H, W), y (B,), eps (1,), mix (); `vectors` of the samples, each (B, *shape), empty for methods that need
-        none; `shared` of the layers, each (1, *shape).
+        x (B, C, H, W), y (B,), eps (1,), mix (); `vectors` of the samples, each (B, *shape), where norms are local;
+        `shared` of the layers, each (1, *shape); `probes` (P, *shape), random and fresh, empty where the recipe has none.
         """
         recipe, network = self.recipe, self.network
         everyone = BatchStarts(shared, self.noise)
         one = torch.zeros(1, dtype=torch.long, device=x.device)
-        ceiling = global_bound(network, PowerNorm(recipe.power_steps, everyone, one), eps)
+        general = PowerNorm(recipe.power_steps, everyone, one)
+        ceiling = global_bound(network, ProbedNorm(general, probes, self.noise) if probes else general, eps)
         # One step alone would not get rid of what is wrong in that direction for a sample.
         share = TOWARDS_SHARED if recipe.power_steps > 1 else 0.0
         own = BatchStarts(vectors, {place: noise + share * shared[place] for place, noise in self.noise.items()})
@@ -83,11 +107,12 @@ class Objective:
             loss = loss + recipe.sparsity * sparsity_loss(network, trace, recipe.theta_weight)
         return loss, figures(logits, y, trace, ceiling), own.vectors, everyone.vectors
 
-    def _rule(self, own: BatchStarts, y: Tensor, ceiling: GlobalBound) -> PowerNorm | CeilingNorm:
-        """The norm of each masked operator: per sample for the local methods, else that of the whole operator."""
-        if not self.recipe.is_local:
+    def _rule(self, own: BatchStarts, y: Tensor, ceiling: GlobalBound) -> NormRule:
+        """The norm of each masked operator: per sample where it is local, else that of the whole operator."""
+        if not self.local:
             return CeilingNorm(ceiling, PowerNorm(self.recipe.power_steps))
-        return PowerNorm(self.recipe.power_steps, own, y)  # `own` is in the order of the batch: any index of its length does
+        # `own` is in the order of the batch: any index of its length does.
+        return PartlyLocal(PowerNorm(self.recipe.power_steps, own, y), self.local, ceiling)
 
     def _loss(self, logits: WorstLogits, y: Tensor, mix: Tensor) -> Tensor:
         if self.recipe.method in ("local-b", "bcp", "ibp"):

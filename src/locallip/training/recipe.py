@@ -22,6 +22,8 @@ DataName = Literal["embedded", "mnist", "cifar10", "tiny-imagenet"]
 
 #: Methods whose loss needs a spectral norm per sample.
 LOCAL_METHODS = ("local-b", "local-g")
+#: Methods whose loss needs the norm of each whole layer alone.
+GLOBAL_METHODS = ("bcp", "gloro", "lmt")
 
 RECIPES = Path(__file__).resolve().parent.parent / "recipes"
 
@@ -56,6 +58,10 @@ class Recipe:
         mix_target: Lambda at the end of its ramp: the weight of the worst logits in the mixed loss.
         power_steps: Power iterations a step, per sample and layer.
         starts: Where power iteration begins: at the vectors saved in the epoch before, or at random.
+        probes: Random vectors a step that the gradient of a whole layer's norm is taken from; 0 takes it from one singular
+            pair, as published. Muon needs some where norms are not local.
+        local_layers: Where the local methods take a norm per sample: in all layers as in the paper, or in the dense ones
+            alone, which is faster. In the convolutions of a trained network nearly all units vary, so little is lost.
         box_radii: Radii that cut the boxes: the paper's global ones, or the local ones found so far.
         intervals: Whether boxes are also cut with interval arithmetic. The balls are almost always tighter in a network
             trained this way, and without intervals a step needs a third less time.
@@ -94,6 +100,8 @@ class Recipe:
     mix_target: float = 1.0
     power_steps: int = 2
     starts: Starts = "saved"
+    probes: int = 0
+    local_layers: Literal["all", "dense"] = "all"
     box_radii: Literal["local", "global"] = "global"
     intervals: bool = True
     sparsity: float = 0.0
@@ -119,7 +127,7 @@ class Recipe:
     @property
     def draws(self) -> bool:
         """Whether a step draws random numbers of its own."""
-        return self.method in ("at", "trades") or (self.is_local and self.starts == "random")
+        return self.method in ("at", "trades") or self.probes > 0 or (self.is_local and self.starts == "random")
 
 
 def check(recipe: Recipe) -> None:
@@ -153,6 +161,10 @@ def check(recipe: Recipe) -> None:
             raise WrongRecipe(f"{name} = {getattr(recipe, name):g} lies behind the last epoch, {recipe.epochs:g}")
     if recipe.method == "ibp" and not recipe.intervals:
         raise WrongRecipe("method 'ibp' is interval arithmetic: intervals = false cannot go with it")
+    if recipe.probes and recipe.method not in (*LOCAL_METHODS, *GLOBAL_METHODS):
+        raise WrongRecipe(f"probes = {recipe.probes}: method {recipe.method!r} has no norms to take a gradient of")
+    if recipe.local_layers != "all" and not recipe.is_local:
+        raise WrongRecipe(f"local_layers = {recipe.local_layers!r}: method {recipe.method!r} has no local norms")
     if recipe.warmup_epochs > recipe.ramp_epochs:
         raise WrongRecipe(
             f"warmup_epochs = {recipe.warmup_epochs:g} lies behind ramp_epochs = {recipe.ramp_epochs:g}, which includes it"
@@ -204,6 +216,7 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("ramp_epochs", 0.0, _INF),
     ("mix_target", 0.0, 1.0),
     ("power_steps", 1, 1000),
+    ("probes", 0, 1000),
     ("sparsity", 0.0, 1e6),
     ("theta_weight", 0.0, 1e6),
     ("threshold", 0.0, 1e6),
