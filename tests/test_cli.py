@@ -2,6 +2,7 @@
 
 import json
 import platform
+import re
 import subprocess
 import sys
 
@@ -138,6 +139,25 @@ def test_help_of_a_recipe_shows_its_fields_with_their_values(command):
     assert "Power iterations a step" in flat
 
 
+@pytest.mark.parametrize("asked", [["--epochs", "80"], ["--epochs=80"], ["--epochs", "8", "--epochs", "80"]])
+def test_schedules_stretch_with_the_epochs_unless_they_are_given_too(command, asked):
+    code, out, _ = command("train", "cifar10-6c2f-local-b", *asked, "--help")
+    flat = " ".join(out.split())
+    assert code == 0
+    for field, value in {"ramp-epochs": "40", "decay-epoch": "40", "warmup-epochs": "2"}.items():
+        assert re.search(
+            rf"--{field} FLOAT[^(]*(\(n in the paper\)|\(m in the paper\))?[^(]*\(default: {value}\.0\)", flat
+        ), field
+
+
+def test_a_schedule_that_is_given_stays(command, own, tmp_path):
+    args = ("--epochs", "0.04", "--ramp-epochs", "0.03", "--device", "cpu", "--no-evaluate", "--out", tmp_path / "run")
+    assert command("train", own, *args)[0] == 0
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    fields = config.get("recipe", config)
+    assert (fields["epochs"], fields["ramp_epochs"]) == (0.04, 0.03)
+
+
 @pytest.mark.parametrize(
     ("args", "hints"),
     [
@@ -148,7 +168,7 @@ def test_help_of_a_recipe_shows_its_fields_with_their_values(command):
         (["cifar10-6c2f-local-b", "--epochs", "many"], ["many"]),
         (["cifar10-6c2f-local-b", "--epochs", "-1"], ["epochs = -1", "between 0"]),
         (["cifar10-6c2f-local-b", "--epochs", "nan"], ["epochs = nan"]),
-        (["cifar10-6c2f-local-b", "--epochs", "3"], ["lies behind the last epoch, 3"]),
+        (["cifar10-6c2f-local-b", "--epochs", "3", "--ramp-epochs", "4"], ["ramp_epochs = 4 lies behind the last epoch, 3"]),
         (["cifar10-6c2f-local-b", "--batch", "0"], ["batch = 0"]),
         (["cifar10-6c2f-local-b", "--batch", "2.5"], ["2.5"]),
         (["cifar10-6c2f-local-b", "--eps", "36/0"], ["eps = '36/0'", "fraction such as 36/255"]),

@@ -210,6 +210,13 @@ def test_the_short_table_has_only_rows_with_a_result_and_the_papers_figures_besi
     assert len(rows) == 3  # the row stands in three tables of the paper, and here once; `mine` in none
 
 
+@pytest.mark.parametrize(("others", "shared"), [(0.7, False), (30.0, True), ("much", False), (None, False)])
+def test_a_time_measured_beside_other_work_says_so(tmp_path: Path, others: object, shared: bool):
+    written(tmp_path, training={"others_gb": others})
+    for text in (tables.table(tmp_path), tables.readme_table(tmp_path)):
+        assert ("One GPU, shared with other work" in text) == shared
+
+
 def test_the_short_table_without_results_says_so(tmp_path: Path):
     assert "|" not in tables.readme_table(tmp_path)
 

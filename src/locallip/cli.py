@@ -19,7 +19,7 @@ from locallip.certify.inputs import as_eps
 from locallip.data import DamagedData, MissingData
 from locallip.results import WrongResult
 from locallip.training.fit import Options, fit
-from locallip.training.recipe import Recipe, WrongRecipe, find
+from locallip.training.recipe import Recipe, WrongRecipe, find, rescaled
 from locallip.training.run import Diverged, Stopped
 from locallip.training.run_folder import RunFolderError
 from locallip.zoo import WrongModel
@@ -33,7 +33,7 @@ TRAIN_USAGE = """usage: locallip train RECIPE [--out RUN] [--data-root DIR] [--r
 
 RECIPE is a name from `locallip recipes` or the path of a .toml file of your own. For example:
   locallip train fast-cifar10-6c2f-local-b --data-root data
-  locallip train cifar10-6c2f-local-b --epochs 100 --decay-epoch 50 --ramp-epochs 50 --out runs/short
+  locallip train cifar10-6c2f-local-b --epochs 100 --out runs/short     schedules shrink with the epochs
   locallip train RECIPE --help     all options and fields, with the values of that recipe
 """
 
@@ -133,7 +133,7 @@ def train(args: Sequence[str]) -> None:
         not name.startswith("-"), f"the recipe comes first: locallip train RECIPE {name} ...; `locallip recipes` lists them"
     )
     flat = Annotated[Train, tyro.conf.OmitArgPrefixes]
-    asked = tyro.cli(flat, args=rest, default=Train(find(name)), prog=f"locallip train {name}")
+    asked = tyro.cli(flat, args=rest, default=Train(_stretched(find(name), rest)), prog=f"locallip train {name}")
     _check(asked.limit is None or asked.limit > 0, f"--limit must be at least 1, got {asked.limit}")
     _check(asked.stop_after is None or asked.stop_after > 0, f"--stop-after must be above 0, got {asked.stop_after}")
     _check(asked.evaluate or asked.results is None, "--results wants figures: leave out --no-evaluate or --results")
@@ -151,6 +151,19 @@ def train(args: Sequence[str]) -> None:
         stop_after=asked.stop_after,
     )
     fit(recipe, options)
+
+
+def _stretched(recipe: Recipe, args: Sequence[str]) -> Recipe:
+    """The recipe with its schedules stretched to the epochs asked for; what is wrong with the number is said later."""
+    words = [word.partition("=") for word in args]
+    given = [
+        value or (args[i + 1] if i + 1 < len(args) else "") for i, (name, _, value) in enumerate(words) if name == "--epochs"
+    ]
+    try:
+        epochs = float(given[-1])
+        return rescaled(recipe, epochs) if 0 < epochs < 1e6 else recipe
+    except (IndexError, ValueError):
+        return recipe
 
 
 def _device(name: str | None) -> torch.device | None:

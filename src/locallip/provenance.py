@@ -25,6 +25,14 @@ def hardware(device: torch.device) -> str:
     return f"{_processor()}, {torch.get_num_threads()} threads"
 
 
+def others_gb(device: torch.device) -> float:
+    """Memory of a GPU that is not held by this process's tensors: above 2 GB, somebody else computes there too."""
+    if device.type != "cuda":
+        return 0.0
+    free, total = torch.cuda.mem_get_info(device)
+    return (total - free - torch.cuda.memory_reserved(device)) / 1e9
+
+
 def _processor() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()

@@ -187,7 +187,14 @@ def _ours(run: Result | str) -> list[str]:
         certified += f" ({found['guarantee']})"
     time = _duration(run.training["seconds"])
     figures = [_figure(found["clean"]), pgd, _figure(found["estimate"]), certified]
-    return [_label(run), *figures, time, f"{run.training['epochs']:g}", str(run.about["hardware"])]
+    return [_label(run), *figures, time, f"{run.training['epochs']:g}", _hardware(run)]
+
+
+def _hardware(run: Result) -> str:
+    """Where it ran; a time measured beside other work is longer than that of the run alone."""
+    others = run.training.get("others_gb")
+    shared = isinstance(others, (int, float)) and others > 2
+    return str(run.about["hardware"]) + (", shared with other work" if shared else "")
 
 
 def _our_time(run: Result | str) -> list[str]:
@@ -195,7 +202,7 @@ def _our_time(run: Result | str) -> list[str]:
         return [_code(run), EMPTY, EMPTY, EMPTY]
     seconds, memory = run.training["seconds_per_epoch"], run.training.get("peak_memory_gb")
     shown = [EMPTY if seconds is None else f"{seconds:.3g}", EMPTY if memory is None else f"{memory:.1f} GB"]
-    return [_label(run), *shown, str(run.about["hardware"])]
+    return [_label(run), *shown, _hardware(run)]
 
 
 def _our_bounds(run: Result | str) -> list[str]:

@@ -160,6 +160,7 @@ def _finish(run: Run, validation: ImageSet | None, test: ImageSet | None, option
             "steps": run.total,
             "seconds_per_epoch": round(run.seconds / run.total * run.per_epoch, 3),
             "peak_memory_gb": None if peak is None else round(peak, 2),
+            "others_gb": round(run.others, 2),
             "starts_gb": round(run.engine.starts.nbytes() / 1e9, 3) if run.engine.starts else 0.0,
             "validation": None,
         },

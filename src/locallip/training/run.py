@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from locallip.data import ImageSet
 from locallip.models import build_model, num_parameters
-from locallip.provenance import hardware
+from locallip.provenance import hardware, others_gb
 from locallip.training.batches import Epoch, Images, margin_of, steps_per_epoch
 from locallip.training.board import Board
 from locallip.training.engine import Engine
@@ -74,7 +74,7 @@ class Run:
         self.margin = margin_of(recipe.augment, self.shape[1])
         self.per_epoch = steps_per_epoch(self.count, recipe.batch)
         self.total = max(1, round(recipe.epochs * self.per_epoch))
-        self.step, self.seconds, self.skipped = 0, 0.0, 0.0
+        self.step, self.seconds, self.skipped, self.others = 0, 0.0, 0.0, 0.0
         self._train = train
 
     def prepare(self, resume: bool, announce: bool = True) -> None:
@@ -164,6 +164,7 @@ class Run:
         now = time.perf_counter()
         seconds = now - begin
         self.seconds += seconds
+        self.others = max(self.others, others_gb(self.device))
         self._check_finite()
         rate = seconds / max(1, done)
         row = {"epoch": epoch, "step": self.step, **at._asdict(), **figures, "seconds": seconds}

@@ -1,0 +1,71 @@
+"""The networks that come with the package: each loads by its name and certifies what its card says, again and on the CPU."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import locallip as ll
+from locallip.data import ImageSet, load_images
+from locallip.results import read_results
+from locallip.zoo import ModelCard, load_model, model_cards
+
+ROOT = Path(__file__).parents[1]
+SHARED = ROOT.parent / "shared" / "data"
+COUNT = 200
+
+
+@pytest.fixture(scope="session")
+def test_images(tmp_path_factory: pytest.TempPathFactory):
+    """The test images of a data set; MNIST's come with the package."""
+
+    def load(data: str) -> ImageSet:
+        if data == "mnist":
+            return load_images("embedded", "test")
+        if not (SHARED / "unpack.py").is_file():
+            pytest.skip("the published files are not here")
+        folder = tmp_path_factory.mktemp("cifar10")
+        packed = folder / "packed"
+        packed.mkdir()
+        shutil.copy(SHARED / "cifar10" / "test_batch.medxz", packed)
+        command = [sys.executable, SHARED / "unpack.py", folder, "cifar10", "--src", packed]
+        subprocess.run(command, check=True, capture_output=True)
+        return load_images("cifar10", "test", folder)
+
+    return load
+
+
+@pytest.mark.parametrize("card", model_cards(), ids=lambda card: card.name)
+def test_a_network_has_the_figures_of_a_result_file(card: ModelCard) -> None:
+    """Its card is the result of just these weights, if the folder of results is here."""
+    if not (ROOT / "results" / "runs").is_dir():
+        pytest.skip("the results are not here")
+    (result,) = [found for found in read_results(ROOT / "results") if found.model["sha256"] == card.sha256]
+    assert result.name == card.recipe
+    assert result.evaluation == card.evaluation
+    assert card.recipe in (card.name, f"fast-{card.name}")
+    assert card.evaluation["images"] == 10_000
+
+
+@pytest.mark.parametrize("card", model_cards(), ids=lambda card: card.name)
+def test_a_network_certifies_what_its_card_says(card: ModelCard, test_images) -> None:
+    """200 images: as many as the card counts among them, or where it does not, its share of all within chance."""
+    images = test_images(card.recipe.removeprefix("fast-").split("-")[0])
+    x, y = images.images[:COUNT].float() / 255, images.labels[:COUNT]
+    model = load_model(card.name)
+    certificate = ll.certify(model, x, y, card.evaluation["eps"], attack_steps=20, seed=0)
+    assert certificate.guarantee is ll.Guarantee.HIGH_PROBABILITY
+    found = {"clean": int((model(x).argmax(1) == y).sum()), "certified": int(certificate.certified.sum())}
+    for name, count in found.items():
+        stated = card.evaluation.get("first", {}).get(name)
+        if stated is not None:
+            # Starts are others here and sums are rounded in another order: a margin near 0 may fall to the other side.
+            assert abs(count - stated) <= 1, name
+        else:
+            share = card.evaluation[name] / 100
+            assert abs(count - share * COUNT) <= 4 * math.sqrt(share * (1 - share) * COUNT), name
