@@ -36,7 +36,10 @@ MIDDLE = Setting(1e-4, 0.1551, 0.8)  # a setting from the middle of training: bo
 
 
 def recipe_for(net: str, precision: str, batch: int) -> Recipe:
-    """`net` is an architecture, then -maxmin, -muon, -balls (boxes from balls alone) or -compiled (CPU) in any number."""
+    """`net` is an architecture, then any of the changes in its name.
+
+    -maxmin, -muon, -balls (boxes from balls alone), -dense (norms per sample in dense layers alone), -compiled (CPU).
+    """
     architecture, *changes = net.split("-")
     maxmin = "maxmin" in changes
     return Recipe(
@@ -53,6 +56,8 @@ def recipe_for(net: str, precision: str, batch: int) -> Recipe:
         precision=precision,  # type: ignore[arg-type]
         intervals="balls" not in changes,
         optimizer="muon" if "muon" in changes else "adam",
+        local_layers="dense" if "dense" in changes else "all",
+        probes=8 if "dense" in changes else 0,
     )
 
 

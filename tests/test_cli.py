@@ -257,6 +257,24 @@ def test_a_run_from_a_file_and_what_a_second_call_says(command, own, tmp_path):
     assert "mine" in said
 
 
+def test_a_damaged_checkpoint_is_one_plain_line(command, own, tmp_path):
+    args = ("train", own, "--out", tmp_path / "run", "--device", "cpu", "--no-evaluate")
+    assert command(*args, "--stop-after", "1e-9")[0] == 130
+    assert command(*args, "--resume")[0] == 0
+    newest = max((tmp_path / "run" / "checkpoints").glob("state-*.json"), key=lambda path: int(path.stem.split("-")[1]))
+    newest.write_text("{")
+    err = call(*map(str, args), "--resume", code=0).stderr  # in a process of its own: pytest keeps warnings to itself
+    assert len(err.splitlines()) == 1
+    assert err.startswith(f"locallip: {newest} cannot be used")
+
+
+def test_demo_does_not_touch_a_run_that_is_there(command, tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    code, _, err = command("demo", "--out", tmp_path)
+    assert code == 2
+    assert f"--out {tmp_path} already holds a run: name another folder" in err
+
+
 def test_stop_after_exits_with_130_and_says_how_to_go_on(command, own, tmp_path):
     code, said, err = command("train", own, "--out", tmp_path / "run", "--device", "cpu", "--stop-after", "1e-9")
     assert (code, err) == (130, "")

@@ -77,6 +77,16 @@ def test_result_says_what_was_asked_and_is_json(figures):
     assert json.loads(json.dumps(figures, allow_nan=False)) == figures
 
 
+def test_a_long_attack_says_how_far_it_is(trained, monkeypatch):
+    monkeypatch.setattr(module, "PATIENCE_SECONDS", 0.0)
+    lines = []
+    evaluate(*trained, EPS, pgd_steps=50, batch_size=16, power_steps=5, say=lines.append)
+    shares = [int(line.split()[1].rstrip("%")) for line in lines if line.endswith("done")]
+    assert len(shares) > 5
+    assert shares == sorted(shares)
+    assert shares[-1] < 100
+
+
 def test_clean_is_what_the_model_says(trained, figures):
     model, images = trained
     with torch.no_grad():

@@ -155,6 +155,8 @@ def test_a_damaged_or_foreign_file_is_named(tmp_path: Path, content: str):
         ("evaluation", "certified", "54.3"),
         ("evaluation", "certified", True),
         ("evaluation", "images", -1),
+        ("evaluation", "images", 0),
+        ("evaluation", "images", 99.5),
         ("training", "seconds", None),
         ("recipe", "name", ""),
         ("recipe", "seed", "0"),
@@ -168,7 +170,17 @@ def test_a_wrong_value_is_named_with_its_file(tmp_path: Path, section: str, fiel
         read_result(path)
 
 
-@pytest.mark.parametrize("wrong", [{"certified": 65.18}, {"pgd": 71.24}, {"certified": 80.0, "pgd": None}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"certified": 65.18},
+        {"pgd": 71.24},
+        {"certified": 80.0, "pgd": None},
+        {"estimate": 65.18},
+        {"global_certified": 54.73},
+    ],
+    ids=str,
+)
 def test_figures_that_contradict_each_other_are_refused(tmp_path: Path, wrong: dict[str, Any]):
     with pytest.raises(WrongResult, match=r"run\.json: evaluation\.\w+ = [\d.]+ is above evaluation"):
         read_result(written(tmp_path, evaluation=wrong))
@@ -215,6 +227,13 @@ def test_a_time_measured_beside_other_work_says_so(tmp_path: Path, others: objec
     written(tmp_path, training={"others_gb": others})
     for text in (tables.table(tmp_path), tables.readme_table(tmp_path)):
         assert ("One GPU, shared with other work" in text) == shared
+
+
+def test_a_text_of_a_result_file_stays_inside_its_cell(tmp_path: Path):
+    written(tmp_path, about={"hardware": "One\n| GPU <img src=x>"})
+    for text in (tables.table(tmp_path), tables.readme_table(tmp_path)):
+        (line,) = [line for line in text.splitlines() if "71.23" in line][:1]
+        assert "One \\| GPU &lt;img src=x>" in line
 
 
 def test_the_short_table_without_results_says_so(tmp_path: Path):

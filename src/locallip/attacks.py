@@ -52,12 +52,15 @@ def withstands(
     generator: torch.Generator | None = None,
     batch_size: int = 500,
     pack_every: int = 20,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Tensor:
     """Which samples keep their label on the whole path of `pgd_l2`, (B,) bool; a margin of 0 or NaN counts as lost.
 
     x (B, *shape), y (B,), eps (B,), B of any size. After every `pack_every` steps the samples that lost their label are
-    dropped and the others packed into full batches, which go on from the points where they stand.
+    dropped and the others packed into full batches, which go on from the points where they stand. `progress` is called
+    before each batch of these steps with the points attacked so far and their number, if all went on to the end.
     """
+    total, done = len(x) * (steps + 1), 0
     reach = eps.reshape(-1, *[1] * (x.dim() - 1))
     point = _random_start(x, reach, input_domain, generator)
     alive = torch.arange(len(x), device=x.device)
@@ -65,10 +68,14 @@ def withstands(
         kept = torch.ones(len(alive), dtype=torch.bool, device=x.device)
         for begin in range(0, len(alive), batch_size):
             part = slice(begin, begin + batch_size)
+            if progress is not None:
+                progress(done, total)
             for _ in range(min(pack_every, steps + 1 - first)):
                 lead, slope = _lead_and_slope(logits, point[part], y[part])
                 kept[part] &= lead > 0
                 point[part] = _ascend(x[part], point[part], slope, reach[part], step_share, input_domain)
+            done += len(y[part]) * min(pack_every, steps + 1 - first)
+        total = done + int(kept.sum()) * max(0, steps + 1 - first - pack_every)
         alive, x, y, reach, point = (values[kept] for values in (alive, x, y, reach, point))
     survived = torch.zeros(len(eps), dtype=torch.bool, device=x.device)
     survived[alive] = True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -67,6 +68,7 @@ def demo(
     _check(0 <= seed < 2**31, f"--seed must be between 0 and {2**31 - 1}, got {seed}")
     _check(1 <= limit <= 10_000, f"--limit must be between 1 and 10000, got {limit}")
     _check(1 <= images <= 10_000, f"--images must be between 1 and 10000, got {images}")
+    _check(out is None or not (out / "config.json").exists(), f"--out {out} already holds a run: name another folder")
     demonstration.run(radius, epochs, seed, limit, images, out)
 
 
@@ -194,6 +196,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ImportError:
         print(MISSING_EXTRA, file=sys.stderr)
         return 1
+    plain, warnings.formatwarning = warnings.formatwarning, _plain_warning
     try:
         if args[:1] == ["train"]:
             train(args[1:])
@@ -215,7 +218,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("locallip: stopped", file=sys.stderr)
         return 130
+    finally:
+        warnings.formatwarning = plain
     return 0
+
+
+def _plain_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    """For people, who need no line of our source with it."""
+    return f"locallip: {message}\n"
 
 
 def version() -> str:

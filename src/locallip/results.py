@@ -101,7 +101,11 @@ def _check(held: Mapping[str, Any], field: str, kind: str, where: str) -> None:
 
 def _check_order(evaluation: Mapping[str, Any], path: Path) -> None:
     """What is certified cannot be attacked, and what is attacked counts as clean: other figures are not of one network."""
-    order = [(name, evaluation[name]) for name in ("certified", "pgd", "clean") if evaluation[name] is not None]
-    for (low, less), (high, more) in pairwise(order):
-        if less > more + 1e-9:
-            raise WrongResult(f"{path}: evaluation.{low} = {less} is above evaluation.{high} = {more}, which cannot be")
+    for chain in (("global_certified", "certified", "pgd", "clean"), ("estimate", "pgd", "clean")):
+        known = [(name, evaluation[name]) for name in chain if isinstance(evaluation.get(name), (int, float))]
+        for (low, less), (high, more) in pairwise(known):
+            if less > more + 1e-9:
+                raise WrongResult(f"{path}: evaluation.{low} = {less} is above evaluation.{high} = {more}, which cannot be")
+    images = evaluation["images"]
+    if images < 1 or images != int(images):
+        raise WrongResult(f"{path}: evaluation.images = {images}: expected a whole number from 1")

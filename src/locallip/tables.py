@@ -272,7 +272,12 @@ def _duration(seconds: float) -> str:
 
 def _markdown(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     rows = [head, ["---"] * len(head), *lines]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows)
+    return "\n".join("| " + " | ".join(_in_markdown(cell) for cell in row) + " |" for row in rows)
+
+
+def _in_markdown(cell: str) -> str:
+    """One line of plain text, whatever a result file holds."""
+    return " ".join(cell.split()).replace("|", "\\|").replace("<", "&lt;")
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> str:

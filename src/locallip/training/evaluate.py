@@ -28,6 +28,8 @@ PIXELS = (0.0, 1.0)
 LIPSCHITZ_IMAGES = 100
 #: So many images, the first ones, are also counted by themselves: few enough to certify again on a CPU.
 FIRST_IMAGES = 200
+#: A part that takes longer says how far it is.
+PATIENCE_SECONDS = 15.0
 #: Power steps of the guess which images a proof with local radii may certify: few, so that it errs towards trying.
 GUIDE_STEPS = 30
 #: Offsets of the seeds: training may have drawn the weights with the seed itself, and proofs want starts of their own.
@@ -150,6 +152,7 @@ class _Evaluation:
             input_domain=PIXELS,
             generator=generator,
             batch_size=self.batch_size,
+            progress=self._patience("pgd"),
         )
         return self._mask(index[kept])
 
@@ -222,6 +225,18 @@ class _Evaluation:
         share = self._per_cent(name)  # waits for the device
         self.seconds[name] = round(time.perf_counter() - begin, 3)
         self.tell(f"{name:>9} {share:6.2f} %   {self.seconds[name]:.1f} s")
+
+    def _patience(self, name: str) -> Callable[[int, int], None]:
+        """Says how far a part is, where that takes long."""
+        said = time.perf_counter()
+
+        def progress(done: int, total: int) -> None:
+            nonlocal said
+            if time.perf_counter() - said > PATIENCE_SECONDS:
+                said = time.perf_counter()
+                self.tell(f"{name:>9} {done / total:4.0%} done")
+
+        return progress
 
     def _per_cent(self, name: str) -> float:
         return 100 * int(self.shares[name].sum()) / len(self.x)
