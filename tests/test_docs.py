@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from locallip import tables
-from locallip.cli import COMMANDS, Train
+from locallip.cli import COMMANDS, Train, _stretched
 from locallip.network import rules
 from locallip.training import recipe as recipes
 from locallip.zoo import model_cards
@@ -135,6 +135,7 @@ def test_commands_that_are_shown_exist(name: str) -> None:
             assert command in COMMANDS, command
             continue
         recipe = own_recipe() if words[0] == "my-recipe.toml" else recipes.find(words[0])
+        recipe = _stretched(recipe, words)
         changes = {}
         for word, following in zip(words[1:], [*words[2:], ""], strict=True):
             option = word.removeprefix("--").replace("-", "_")
