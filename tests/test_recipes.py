@@ -12,7 +12,7 @@ import pytest
 from locallip import paper
 from locallip.models import build_model
 from locallip.training import recipe as recipes
-from locallip.training.recipe import Recipe, WrongRecipe, find, from_mapping, names, radius, read
+from locallip.training.recipe import Recipe, WrongRecipe, find, from_mapping, names, radius, read, rescaled
 
 PAPER_RECIPES = sorted(
     {row.recipe for row in (*paper.ROBUST, *paper.INITIALISATION, *paper.SPARSITY, *paper.ADVERSARIAL) if row.recipe}
@@ -80,6 +80,16 @@ def test_a_row_of_the_paper_is_tied_to_the_recipe_of_its_data_network_and_method
     )
     expected = "-".join([row.data, recipe.architecture, *(["maxmin"] if maxmin else []), recipe.method])
     assert row.recipe == expected
+
+
+def test_schedules_stretch_with_the_epochs_and_never_end_behind_them():
+    whole = Recipe(**{**GOOD, "epochs": 800.0, "ramp_epochs": 800.0, "decay_epoch": 400.0, "warmup_epochs": 20.0})
+    for epochs in range(1, 1001):
+        short = rescaled(whole, epochs)
+        assert short.epochs == epochs
+        assert short.ramp_epochs == epochs
+        assert short.decay_epoch == pytest.approx(epochs / 2)
+        assert short.warmup_epochs == pytest.approx(epochs / 40)
 
 
 @pytest.mark.parametrize("name", PAPER_RECIPES)

@@ -156,6 +156,13 @@ def test_a_damaged_or_foreign_file_is_named(tmp_path: Path, content: str):
         ("evaluation", "certified", True),
         ("evaluation", "images", -1),
         ("evaluation", "images", 0),
+        ("evaluation", "global_certified", "99"),
+        ("evaluation", "global_certified", float("nan")),
+        ("training", "peak_memory_gb", "much"),
+        ("training", "peak_memory_gb", -3),
+        ("training", "others_gb", []),
+        ("recipe", "seed", 0.5),
+        ("about", "hardware", "GPU \ud800"),
         ("evaluation", "images", 99.5),
         ("training", "seconds", None),
         ("recipe", "name", ""),
@@ -184,6 +191,19 @@ def test_a_wrong_value_is_named_with_its_file(tmp_path: Path, section: str, fiel
 def test_figures_that_contradict_each_other_are_refused(tmp_path: Path, wrong: dict[str, Any]):
     with pytest.raises(WrongResult, match=r"run\.json: evaluation\.\w+ = [\d.]+ is above evaluation"):
         read_result(written(tmp_path, evaluation=wrong))
+
+
+@pytest.mark.parametrize(("figure", "needed"), [("pgd", "pgd_steps"), ("certified", "guarantee")])
+def test_a_figure_without_what_it_means_is_refused(tmp_path: Path, figure: str, needed: str):
+    with pytest.raises(WrongResult, match=rf"run\.json: evaluation\.{needed} is null, and {figure} = "):
+        read_result(written(tmp_path, evaluation={needed: None}))
+
+
+def test_a_run_from_before_a_field_existed_means_its_default(tmp_path: Path):
+    shipped = asdict(find("fast-cifar10-6c2f-local-b"))
+    assert shipped.pop("intervals") is False
+    written(tmp_path, recipe=shipped)
+    assert "`fast-cifar10-6c2f-local-b`, intervals = True" in tables.readme_table(tmp_path)
 
 
 def test_a_field_that_is_missing_is_named(tmp_path: Path):
@@ -222,7 +242,7 @@ def test_the_short_table_has_only_rows_with_a_result_and_the_papers_figures_besi
     assert len(rows) == 3  # the row stands in three tables of the paper, and here once; `mine` in none
 
 
-@pytest.mark.parametrize(("others", "shared"), [(0.7, False), (30.0, True), ("much", False), (None, False)])
+@pytest.mark.parametrize(("others", "shared"), [(0.7, False), (30.0, True), (None, False)])
 def test_a_time_measured_beside_other_work_says_so(tmp_path: Path, others: object, shared: bool):
     written(tmp_path, training={"others_gb": others})
     for text in (tables.table(tmp_path), tables.readme_table(tmp_path)):

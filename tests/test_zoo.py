@@ -307,7 +307,29 @@ def test_only_the_weights_that_were_measured_are_shipped(shelf: Path, tmp_path: 
     assert [path.name for path in shelf.iterdir()] == ["index.json"]
 
 
-@pytest.mark.parametrize("content", ["", "[1]", '{"a": {}}', '{"a": 3}'])
+def test_a_name_that_is_no_path_is_unknown(shelf: Path):
+    for name in ("x" * 5000, "a\0b"):
+        with pytest.raises(WrongModel, match="there is no network, folder or file"):
+            load_model(name)
+
+
+CARD = {"sha256": "0", "recipe": "r", "training": {"seconds": 1.0}, "hardware": "h", "model": {}}
+FIGURES = {"split": "test", "images": 10, "clean": 90.0, "pgd": None, "pgd_steps": None, "estimate": None, "certified": None}
+FIGURES |= {"guarantee": None, "global_lipschitz": None, "local_lipschitz": None}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *("", "[1]", "[]", '{"a": {}}', '{"a": 3}', "[" * 100_000),
+        json.dumps({"a": CARD | {"evaluation": []}}),
+        json.dumps({"a": CARD | {"evaluation": FIGURES | {"clean": "x"}}}),
+        json.dumps({"a": CARD | {"evaluation": {key: FIGURES[key] for key in FIGURES if key != "clean"}}}),
+        json.dumps({"a": CARD | {"evaluation": FIGURES, "training": {}}}),
+        json.dumps({"a": CARD | {"evaluation": FIGURES, "training": []}}),
+    ],
+    ids=lambda content: content[:40],
+)
 def test_a_damaged_index_is_named(shelf: Path, content: str):
     (shelf / "index.json").write_text(content)
     with pytest.raises(WrongModel, match=r"index\.json is damaged"):

@@ -163,9 +163,9 @@ def _stretched(recipe: Recipe, args: Sequence[str]) -> Recipe:
     ]
     try:
         epochs = float(given[-1])
-        return rescaled(recipe, epochs) if 0 < epochs < 1e6 else recipe
     except (IndexError, ValueError):
         return recipe
+    return rescaled(recipe, epochs) if 0 < epochs <= 1e6 else recipe
 
 
 def _device(name: str | None) -> torch.device | None:

@@ -37,11 +37,11 @@ class Result:
 #: Section -> field -> what it must hold; "?" allows null, for what a run left out.
 _FIELDS: dict[str, dict[str, str]] = {
     "about": {"hardware": "text"},
-    "recipe": {"name": "text", "data": "text", "eps": "text", "seed": "number"},
+    "recipe": {"name": "text", "data": "text", "eps": "text", "seed": "whole"},
     "training": {"seconds": "number", "epochs": "number", "seconds_per_epoch": "number?"},
     "evaluation": {
         "split": "text",
-        "images": "number",
+        "images": "whole",
         "clean": "accuracy",
         "pgd": "accuracy?",
         "pgd_steps": "number?",
@@ -53,6 +53,19 @@ _FIELDS: dict[str, dict[str, str]] = {
     },
     "model": {"sha256": "text"},
 }
+#: Those that older files do not have.
+_NEWER: dict[str, dict[str, str]] = {
+    "training": {"peak_memory_gb": "number?", "others_gb": "number?"},
+    "evaluation": {"global_certified": "accuracy?"},
+}
+_EXPECTED = {
+    "text": "text",
+    "number": "a number from 0",
+    "whole": "a whole number from 0",
+    "accuracy": "a number from 0 to 100",
+}
+#: What a figure says nothing without.
+_NEEDS = {"pgd": "pgd_steps", "certified": "guarantee"}
 
 
 def read_result(path: Path) -> Result:
@@ -71,7 +84,10 @@ def read_result(path: Path) -> Result:
             raise WrongResult(f"{path} is not a result of `locallip train`: section {section!r} is missing")
         for field, kind in fields.items():
             _check(held, field, kind, f"{path}: {section}.{field}")
-    _check_order(values["evaluation"], path)
+        for field, kind in _NEWER.get(section, {}).items():
+            if field in held:
+                _check(held, field, kind, f"{path}: {section}.{field}")
+    check_evaluation(values["evaluation"], f"{path}: evaluation")
     return Result(path, *(values[section] for section in ("about", "recipe", "training", "evaluation", "model")))
 
 
@@ -90,22 +106,27 @@ def _check(held: Mapping[str, Any], field: str, kind: str, where: str) -> None:
     if value is None and kind.endswith("?"):
         return
     if least == "text":
-        right = isinstance(value, str) and bool(value)
+        right = isinstance(value, str) and bool(value) and not any("\ud800" <= letter <= "\udfff" for letter in value)
     else:
         right = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1e15
-        right = right and (least != "accuracy" or value <= 100)
+        right = right and (least != "accuracy" or value <= 100) and (least != "whole" or value == int(value))
     if not right:
-        expected = {"text": "text", "number": "a number from 0", "accuracy": "a number from 0 to 100"}[least]
-        raise WrongResult(f"{where} = {value!r}: expected {expected}")
+        raise WrongResult(f"{where} = {value!r}: expected {_EXPECTED[least]}")
 
 
-def _check_order(evaluation: Mapping[str, Any], path: Path) -> None:
-    """What is certified cannot be attacked, and what is attacked counts as clean: other figures are not of one network."""
+def check_evaluation(evaluation: object, where: str) -> None:
+    """Refuse figures that are not of one network: what is certified cannot be attacked, what is attacked counts as clean."""
+    if not isinstance(evaluation, dict):
+        raise WrongResult(f"{where} = {evaluation!r}: expected figures by name")
+    for field, kind in _FIELDS["evaluation"].items():
+        _check(evaluation, field, kind, f"{where}.{field}")
+    for figure, needed in _NEEDS.items():
+        if evaluation[figure] is not None and evaluation[needed] is None:
+            raise WrongResult(f"{where}.{needed} is null, and {figure} = {evaluation[figure]} means nothing without it")
+    if evaluation["images"] < 1:
+        raise WrongResult(f"{where}.images = {evaluation['images']}: expected a whole number from 1")
     for chain in (("global_certified", "certified", "pgd", "clean"), ("estimate", "pgd", "clean")):
-        known = [(name, evaluation[name]) for name in chain if isinstance(evaluation.get(name), (int, float))]
+        known = [(name, evaluation[name]) for name in chain if evaluation.get(name) is not None]
         for (low, less), (high, more) in pairwise(known):
             if less > more + 1e-9:
-                raise WrongResult(f"{path}: evaluation.{low} = {less} is above evaluation.{high} = {more}, which cannot be")
-    images = evaluation["images"]
-    if images < 1 or images != int(images):
-        raise WrongResult(f"{path}: evaluation.images = {images}: expected a whole number from 1")
+                raise WrongResult(f"{where}.{low} = {less} is above evaluation.{high} = {more}, which cannot be")

@@ -192,8 +192,7 @@ def _ours(run: Result | str) -> list[str]:
 
 def _hardware(run: Result) -> str:
     """Where it ran; a time measured beside other work is longer than that of the run alone."""
-    others = run.training.get("others_gb")
-    shared = isinstance(others, (int, float)) and others > 2
+    shared = (run.training.get("others_gb") or 0.0) > 2
     return str(run.about["hardware"]) + (", shared with other work" if shared else "")
 
 
@@ -227,8 +226,10 @@ def _changes(run: Result) -> list[str]:
     if run.name not in recipes.names():
         return []
     shipped = dataclasses.asdict(recipes.find(run.name))
-    compared = [key for key in shipped if key not in ("name", "about", "seed") and key in run.recipe]
-    return [f"{key} = {run.recipe[key]}" for key in compared if run.recipe[key] != shipped[key]]
+    # A file from before a field existed means its default.
+    ran = ({**recipes.defaults()} if "method" in run.recipe else {}) | dict(run.recipe)
+    compared = [key for key in shipped if key not in ("name", "about", "seed") and key in ran]
+    return [f"{key} = {ran[key]}" for key in compared if ran[key] != shipped[key]]
 
 
 def _shown(run: Result) -> str:

@@ -22,7 +22,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from locallip.models import build_model
-from locallip.results import read_result
+from locallip.results import check_evaluation, read_result
 
 WEIGHTS = Path(__file__).resolve().parent / "weights"
 MODEL_FILE = "model.safetensors"
@@ -80,13 +80,17 @@ def load_model(name_or_path: str | Path) -> nn.Module:
     cards = {card.name: card for card in model_cards()}
     if name in cards:
         return _load_file(_shipped(cards[name]))
-    if path.is_dir():
+    try:
+        is_folder, is_file = path.is_dir(), path.is_file()
+    except (OSError, ValueError):  # too long for a path, or not one
+        is_folder = is_file = False
+    if is_folder:
         if not (path / MODEL_FILE).is_file():
             raise WrongModel(f"the folder {path} holds no {MODEL_FILE}: has its training ended?")
         return _load_file(path / MODEL_FILE)
-    if path.is_file():
+    if is_file:
         return _load_file(path)
-    raise WrongModel(_unknown(name, cards))
+    raise WrongModel(_unknown(name if len(name) < 200 else name[:200] + "...", cards))
 
 
 def read_about(path: str | Path) -> dict[str, Any]:
@@ -99,10 +103,17 @@ def model_cards() -> list[ModelCard]:
     index = WEIGHTS / "index.json"
     try:
         entries = json.loads(index.read_text(encoding="utf-8"))
-        return [ModelCard(name=name, **entries[name]) for name in sorted(dict(entries))]
+        if not isinstance(entries, dict):
+            raise ValueError("it names no networks")
+        cards = [ModelCard(name=name, **entries[name]) for name in sorted(entries)]
+        for card in cards:
+            check_evaluation(card.evaluation, f"evaluation of {card.name}")
+            if not isinstance(card.training.get("seconds"), (int, float)):
+                raise ValueError(f"training of {card.name} lacks its seconds")
+        return cards
     except OSError as error:
         raise WrongModel(f"cannot read {index}: {error.strerror or error}") from None
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise WrongModel(f"{index} is damaged: {error}") from None
 
 
@@ -125,7 +136,7 @@ def add_to_zoo(result: str | Path, model: str | Path, name: str | None = None) -
     if not name.replace("-", "").replace(".", "").isalnum():
         raise WrongModel(f"{name!r} is no name for a network: use letters, digits, '-' and '.'")
     _load_file(path)
-    training = {key: found.training[key] for key in ("seconds", "epochs")}
+    training = {key: found.training[key] for key in ("seconds", "epochs", "others_gb") if key in found.training}
     card = ModelCard(name, checksum, found.name, found.evaluation, training, str(found.about["hardware"]), found.model)
     entries = {known.name: _entry(known) for known in model_cards()} | {name: _entry(card)}
     # The weights go first: between the two writes an old entry meets new weights, and the checksum says so.

@@ -24,7 +24,7 @@ def plan_memory(
     width = 2 if device.type == "cuda" else 4
     starts = saved * width * len(train.labels)
     images = train.images.numel()
-    step = units * STEP_BYTES_PER_UNIT * recipe.batch
+    step = units * STEP_BYTES_PER_UNIT * (recipe.batch + recipe.probes)
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else float("inf")
     fits = starts + step + images < 0.95 * free
     home = device if fits else torch.device("cpu")

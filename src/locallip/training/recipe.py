@@ -61,7 +61,7 @@ class Recipe:
         probes: Random vectors a step that the gradient of a whole layer's norm is taken from; 0 takes it from one singular
             pair, as published. Muon needs some where norms are not local.
         local_layers: Where the local methods take a norm per sample: in all layers as in the paper, or in the dense ones
-            alone, which is faster. In the convolutions of a trained network nearly all units vary, so little is lost.
+            alone, which is faster. Little is lost where nearly all units of the convolutions vary, as on CIFAR-10.
         box_radii: Radii that cut the boxes: the paper's global ones, or the local ones found so far.
         intervals: Whether boxes are also cut with interval arithmetic. The balls are almost always tighter in a network
             trained this way, and without intervals a step needs a third less time.
@@ -178,9 +178,9 @@ def defaults() -> dict[str, Any]:
 
 def rescaled(recipe: Recipe, epochs: float) -> Recipe:
     """The same recipe for another number of epochs, its schedules stretched or shortened with them."""
-    factor = epochs / recipe.epochs
     names = ("decay_epoch", "warmup_epochs", "ramp_epochs")
-    return dataclasses.replace(recipe, epochs=float(epochs), **{name: factor * getattr(recipe, name) for name in names})
+    ends = {name: min(epochs, getattr(recipe, name) * epochs / recipe.epochs) for name in names}  # never behind by rounding
+    return dataclasses.replace(recipe, epochs=float(epochs), **ends)
 
 
 def radius(recipe: Recipe) -> Fraction:

@@ -111,6 +111,7 @@ class Run:
             if known:
                 vectors.copy_(found.tensors[_starts_name(place)])
         self.step, self.seconds = int(found.values["step"]), float(found.values["seconds"])
+        self.others = float(found.values.get("others", 0.0))
         whole = self.step // self.per_epoch if self.step < self.total else math.ceil(self.total / self.per_epoch)
         self.folder.truncate_metrics(whole)  # the last epoch may be a part of one
         self.show.say(f"  resumed at step {self.step:,} of {self.total:,}")
@@ -124,7 +125,7 @@ class Run:
         return tensors
 
     def save(self) -> None:
-        values = {"step": self.step, "seconds": self.seconds, "epoch": self.step / self.per_epoch}
+        values = {"step": self.step, "seconds": self.seconds, "epoch": self.step / self.per_epoch, "others": self.others}
         self.folder.save(self.step, self._tensors(), values)
         self._saved_at, self._saved_step = time.perf_counter(), self.step
 
