@@ -13,7 +13,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from locallip.training.run_folder import PART, README, RunFolder, RunFolderError
+from locallip.files import PART
+from locallip.training.run_folder import README, RunFolder, RunFolderError
 
 RECIPE = {"name": "tiny", "eps": "36/255", "epochs": 60, "learning_rate": 1e-3, "flip": True, "decay": None}
 
@@ -105,7 +106,7 @@ def test_values_come_back_exactly(folder):
 
 
 def test_tensor_file_is_an_ordinary_safetensors_file_written_in_pieces(folder, monkeypatch):
-    monkeypatch.setattr("locallip.training.run_folder._CHUNK", 100)
+    monkeypatch.setattr("locallip.training.tensor_file.CHUNK", 100)
     save(folder, 4)
     assert torch.equal(load_file(folder.checkpoints / "state-4.safetensors")["weight"], state(4)[0]["weight"])
     assert whole(folder.load()) == 4
@@ -243,7 +244,7 @@ def test_full_disk_keeps_the_last_checkpoint(folder, monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
-        patch.setattr("locallip.training.run_folder._write_tensors", full)
+        patch.setattr("locallip.training.run_folder.write_tensors", full)
         with pytest.raises(RunFolderError, match=r"step 3: No space left on device; the last good .*state-2\.json, is kept"):
             save(folder, 3)
     assert files(folder) == before

@@ -10,7 +10,6 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from locallip.files import write_atomically
 from locallip.models import build_model
 from locallip.results import check_evaluation, read_result
 
@@ -144,25 +144,6 @@ def add_to_zoo(result: str | Path, model: str | Path, name: str | None = None) -
     text = json.dumps(dict(sorted(entries.items())), indent=1) + "\n"
     write_atomically(WEIGHTS / "index.json", text.encode())
     return card
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write a file so that a crash leaves the old one or the new one, never a part."""
-    half = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with open(half, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(half, path)
-    except BaseException:
-        half.unlink(missing_ok=True)
-        raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def _entry(card: ModelCard) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from locallip.data import ImageSet, hold_out, load_images
+from locallip.files import write_atomically
 from locallip.models import num_parameters
 from locallip.provenance import environment, hardware
 from locallip.training.evaluate import evaluate
@@ -23,7 +24,7 @@ from locallip.training.recipe import Recipe, WrongRecipe
 from locallip.training.recipe import defaults as recipe_defaults
 from locallip.training.run import Run, interrupts
 from locallip.training.run_folder import RunFolder, RunFolderError
-from locallip.zoo import load_model, save_model, write_atomically
+from locallip.zoo import load_model, save_model
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import re
 import shutil
 import warnings
@@ -18,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 try:
     import fcntl
@@ -29,7 +28,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from locallip.files import PART, rename, sync, write_atomically
 from locallip.provenance import environment
+from locallip.training.tensor_file import layout, write_tensors
 
 README = """This folder holds one training run of locallip.
 
@@ -44,22 +45,8 @@ result.json        what was trained, how long it took, and the figures of that n
 locallip train RECIPE --out THIS_FOLDER --resume goes on with a run that was stopped.
 """
 
-PART = ".part"  # files of this suffix are unfinished and may be deleted
 KEPT = 2
-_CHUNK = 2**26  # bytes of a tensor that are copied from the device, hashed and written at a time
 _NAME = re.compile(r"state-(\d+)\.json")
-_DTYPES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
 
 
 class RunFolderError(RuntimeError):
@@ -102,9 +89,9 @@ class RunFolder:
                 unfinished.unlink()
             # The recipe comes first: with it the folder counts as a run, which can be resumed.
             if not resume:
-                _write(folder.path / "config.json", _as_json(recipe))
-            _write(folder.path / "environment.json", _as_json(folder._environment(resume)))
-            _write(folder.path / "README.txt", README.encode())
+                write_atomically(folder.path / "config.json", _as_json(recipe))
+            write_atomically(folder.path / "environment.json", _as_json(folder._environment(resume)))
+            write_atomically(folder.path / "README.txt", README.encode())
         return folder
 
     def _check_unused(self) -> None:
@@ -170,7 +157,7 @@ class RunFolder:
             try:
                 with open(trial, "wb") as file:
                     file.write(b"locallip")
-                    _sync(file)
+                    sync(file)
             finally:
                 trial.unlink(missing_ok=True)
             free = shutil.disk_usage(self.checkpoints).free
@@ -183,18 +170,18 @@ class RunFolder:
         `values` must be made of what JSON knows: tuples come back as lists, keys as text.
         """
         body = {"step": step, "values": json.loads(json.dumps(values))}
-        header, order = _layout(tensors)
+        header, order = layout(tensors)
         target = self.checkpoints / f"state-{step}.json"
         name = self._unused(f"state-{step}")
         try:
             with self._reported(f"could not take the checkpoint of step {step}", self._last_good):
                 self.checkpoints.mkdir(parents=True, exist_ok=True)
                 with open(_part(name), "wb") as file:
-                    digest = _write_tensors(file, header, order)
-                    _sync(file)
-                _rename(_part(name), name)
+                    digest = write_tensors(file, header, order)
+                    sync(file)
+                rename(_part(name), name)
                 body |= {"tensors": name.name, "sha256": digest, "sha256_values": _digest(body["values"])}
-                _write(target, _as_json(body))
+                write_atomically(target, _as_json(body))
         finally:
             self._remove([_part(name), name], unless_needed_by=[step])
         self._remove_all_but(step)
@@ -304,7 +291,7 @@ class RunFolder:
             return
         rows = [row for row in self.metrics() if not row.get("epoch", epoch) > epoch]
         with self._reported("could not take metrics.jsonl"):
-            _write(self._metrics, b"".join((json.dumps(row) + "\n").encode() for row in rows))
+            write_atomically(self._metrics, b"".join((json.dumps(row) + "\n").encode() for row in rows))
 
     @contextmanager
     def _reported(self, what: str, consequence: Any = None) -> Iterator[None]:
@@ -319,74 +306,8 @@ class RunFolder:
             raise RunFolderError(f"{self.path} {what}: {error}") from error
 
 
-def _layout(tensors: Mapping[str, Tensor]) -> tuple[bytes, list[Tensor]]:
-    """The head of a safetensors file and the tensors in the order in which they follow it, wide types first."""
-    for name, tensor in tensors.items():
-        if not isinstance(tensor, Tensor) or tensor.dtype not in _DTYPES:
-            what = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
-            raise TypeError(f"the tensor {name!r} cannot be saved: {what} has no place in a safetensors file")
-    order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
-    entries, end = {}, 0
-    for name in order:
-        tensor = tensors[name]
-        begin, end = end, end + tensor.numel() * tensor.element_size()
-        entries[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
-    text = json.dumps(entries).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text, [tensors[name] for name in order]
-
-
-def _write_tensors(file: BinaryIO, header: bytes, tensors: list[Tensor]) -> str:
-    """Header and tensors, piece by piece so that vectors of many gigabytes need no second copy; returns the SHA-256."""
-    digest = hashlib.sha256(header)
-    file.write(header)
-    for tensor in tensors:
-        if not tensor.numel():
-            continue
-        for piece in tensor.detach().contiguous().reshape(-1).view(torch.uint8).split(_CHUNK):
-            content = piece.cpu().numpy().data
-            digest.update(content)
-            file.write(content)
-    return digest.hexdigest()
-
-
-def _write(path: Path, content: bytes) -> None:
-    """A whole file at once: readers see the old content or the new."""
-    part = _part(path)
-    try:
-        with open(part, "wb") as file:
-            file.write(content)
-            _sync(file)
-        _rename(part, path)
-    except BaseException:
-        with suppress(OSError):
-            part.unlink()
-        raise
-
-
-def _rename(part: Path, path: Path) -> None:
-    os.replace(part, path)
-    _sync_folder(path.parent)
-
-
 def _part(path: Path) -> Path:
     return path.with_name(path.name + PART)
-
-
-def _sync(file: BinaryIO) -> None:
-    file.flush()
-    os.fsync(file.fileno())
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make renames in a folder last through a power cut, where the system offers it."""
-    if os.name == "nt":
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _as_json(values: Mapping[str, Any]) -> bytes:

@@ -1,0 +1,46 @@
+"""Files that are whole or not there, whenever the machine stops."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO
+
+PART = ".part"  # files of this suffix are unfinished and may be deleted
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write a file so that a crash leaves the old one or the new one, never a part."""
+    half = path.with_name(f".{path.name}.{os.getpid()}{PART}")
+    try:
+        with open(half, "wb") as file:
+            file.write(data)
+            sync(file)
+        rename(half, path)
+    except BaseException:
+        with suppress(OSError):
+            half.unlink()
+        raise
+
+
+def rename(half: Path, path: Path) -> None:
+    """Put a finished file in its place, for good."""
+    os.replace(half, path)
+    _sync_folder(path.parent)
+
+
+def sync(file: BinaryIO) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make renames in a folder last through a power cut, where the system offers it."""
+    if os.name == "nt":
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
