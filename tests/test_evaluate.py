@@ -77,6 +77,16 @@ def test_result_says_what_was_asked_and_is_json(figures):
     assert json.loads(json.dumps(figures, allow_nan=False)) == figures
 
 
+def test_the_first_images_are_counted_by_themselves(trained, figures, monkeypatch):
+    everything = {"images": 60} | {name: round(figures[name] * 60 / 100) for name in ("clean", "certified")}
+    assert figures["first"] == everything
+    monkeypatch.setattr(module, "FIRST_IMAGES", 20)
+    found = evaluate(*trained, EPS, pgd_steps=30, batch_size=16)["first"]
+    alone = evaluate(*trained, EPS, limit=20, pgd_steps=30, batch_size=16)
+    assert found == {"images": 20} | {name: round(alone[name] * 20 / 100) for name in ("clean", "certified")}
+    assert found["clean"] != everything["clean"]
+
+
 def test_a_long_attack_says_how_far_it_is(trained, monkeypatch):
     monkeypatch.setattr(module, "PATIENCE_SECONDS", 0.0)
     lines = []

@@ -78,16 +78,14 @@ def read_result(path: Path) -> Result:
         raise WrongResult(f"{path} is not valid JSON: {error}") from None
     if not isinstance(values, dict):
         raise WrongResult(f"{path} is not a result of `locallip train`: it holds no sections")
-    for section, fields in _FIELDS.items():
+    for section in _FIELDS:
         held = values.get(section)
         if not isinstance(held, dict):
             raise WrongResult(f"{path} is not a result of `locallip train`: section {section!r} is missing")
-        for field, kind in fields.items():
-            _check(held, field, kind, f"{path}: {section}.{field}")
-        for field, kind in _NEWER.get(section, {}).items():
-            if field in held:
-                _check(held, field, kind, f"{path}: {section}.{field}")
-    check_evaluation(values["evaluation"], f"{path}: evaluation")
+        if section == "evaluation":
+            check_evaluation(held, f"{path}: {section}")
+        else:
+            _check_fields(held, section, f"{path}: {section}")
     return Result(path, *(values[section] for section in ("about", "recipe", "training", "evaluation", "model")))
 
 
@@ -97,6 +95,12 @@ def read_results(folder: Path) -> list[Result]:
         raise WrongResult(f"there is no folder {folder} with results; name it with --results DIR")
     runs = folder / "runs"
     return [read_result(path) for path in sorted((runs if runs.is_dir() else folder).glob("*.json"))]
+
+
+def _check_fields(held: Mapping[str, Any], section: str, where: str) -> None:
+    newer = {field: kind for field, kind in _NEWER.get(section, {}).items() if field in held}
+    for field, kind in (_FIELDS[section] | newer).items():
+        _check(held, field, kind, f"{where}.{field}")
 
 
 def _check(held: Mapping[str, Any], field: str, kind: str, where: str) -> None:
@@ -118,8 +122,7 @@ def check_evaluation(evaluation: object, where: str) -> None:
     """Refuse figures that are not of one network: what is certified cannot be attacked, what is attacked counts as clean."""
     if not isinstance(evaluation, dict):
         raise WrongResult(f"{where} = {evaluation!r}: expected figures by name")
-    for field, kind in _FIELDS["evaluation"].items():
-        _check(evaluation, field, kind, f"{where}.{field}")
+    _check_fields(evaluation, "evaluation", where)
     for figure, needed in _NEEDS.items():
         if evaluation[figure] is not None and evaluation[needed] is None:
             raise WrongResult(f"{where}.{needed} is null, and {figure} = {evaluation[figure]} means nothing without it")

@@ -12,10 +12,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from locallip import paper
+from locallip.files import write_atomically
 from locallip.norms import Guarantee
 from locallip.results import Result, WrongResult, read_results
 from locallip.training import recipe as recipes
-from locallip.zoo import ModelCard, model_cards, write_atomically
+from locallip.zoo import ModelCard, model_cards
 
 EMPTY = "—"
 FAST = "fast-"
@@ -227,7 +228,7 @@ def _changes(run: Result) -> list[str]:
         return []
     shipped = dataclasses.asdict(recipes.find(run.name))
     # A file from before a field existed means its default.
-    ran = ({**recipes.defaults()} if "method" in run.recipe else {}) | dict(run.recipe)
+    ran = (recipes.defaults() if "method" in run.recipe else {}) | dict(run.recipe)
     compared = [key for key in shipped if key not in ("name", "about", "seed") and key in ran]
     return [f"{key} = {ran[key]}" for key in compared if ran[key] != shipped[key]]
 

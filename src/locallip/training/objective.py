@@ -12,7 +12,7 @@ from locallip.attacks import pgd_l2
 from locallip.bounds import CeilingNorm, GlobalBound, Trace, WorstLogits, global_bound, norm_keys, propagate, worst_logits
 from locallip.losses import bcp_loss, gloro_loss, lmt_loss, sparsity_loss, trades_loss
 from locallip.network import Network
-from locallip.norms import BatchStarts, NormKey, NormRule, PowerNorm, ProbedNorm
+from locallip.norms import BatchStarts, Guarantee, NormKey, NormRule, PowerNorm, ProbedNorm
 from locallip.norms.starts import Place
 from locallip.ops import Masked
 from locallip.training.recipe import Recipe
@@ -58,8 +58,10 @@ def layer_names(network: Network) -> list[str]:
 class PartlyLocal(NormRule):
     """The norms of `rule` at the places given, and those of the whole layers elsewhere."""
 
+    guarantee = Guarantee.ESTIMATE  # whatever `rule` proves: what the ceiling rests on is not known here
+
     def __init__(self, rule: NormRule, places: Container[Place], ceiling: GlobalBound):
-        self.rule, self.places, self.guarantee = rule, places, rule.guarantee
+        self.rule, self.places = rule, places
         self.whole = CeilingNorm(ceiling, rule)
 
     def norm(self, op: Masked, key: NormKey, like: Tensor) -> Tensor:
