@@ -1,5 +1,6 @@
 """Power iteration: below the norm, at least as good as plain steps, and the same in 16 bits but for rounding."""
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -10,6 +11,7 @@ import locallip as ll
 from locallip.bounds import global_bound, propagate
 from locallip.network import in_precision
 from locallip.norms import BatchStarts, CholeskyNorm, LanczosNorm, NormKey, PowerNorm, ProbedNorm
+from locallip.norms.probed import DEGREE, NEAR_THE_TOP, near_the_top
 from locallip.ops import Cast, Conv, Dense, Masked, compose
 
 KEY = NormKey(0, 0, "layer")
@@ -166,3 +168,27 @@ def test_probes_follow_a_single_large_value_as_the_norm_does():
     weight, left, right = flat_layer(3, [1.0, 0.2, 0.1])
     _, by_many = pushed(weight, left, right, 8)
     assert float(by_many[0, 0]) == pytest.approx(1.0, abs=1e-3)
+
+
+def test_the_filter_is_the_chebyshev_polynomial_of_the_singular_values():
+    values = [1.0, 0.999, 0.97, 0.95, 0.9, 0.7, 0.3]
+    weight, _, right = flat_layer(4, values)
+    start = torch.randn(5, 30, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    with torch.no_grad():
+        mixed = near_the_top(Masked(Dense(lambda: weight), None, None), start, torch.ones(1, dtype=torch.float64))
+    singular = np.zeros(30)
+    singular[: len(values)] = values
+    gain = np.polynomial.chebyshev.chebval(2 * (singular / NEAR_THE_TOP) ** 2 - 1, [0] * DEGREE + [1])
+    expected = (start @ right) * torch.from_numpy(gain)
+    assert torch.allclose(mixed @ right, expected / expected.norm(dim=1, keepdim=True), atol=1e-10)
+    assert gain[0] > 80
+    assert abs(gain[3:]).max() <= 1 + 1e-9
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-30, 1e-12, 1e12])
+@pytest.mark.parametrize("known", [1.0, 0.15], ids=["norm known", "norm far too small"])
+def test_the_filter_stays_finite_whatever_the_size(scale, known):
+    weight = (flat_layer(5, [1.0, 0.98, 0.5])[0] * scale).float().detach()
+    norm = torch.linalg.matrix_norm(weight, 2).reshape(1) * known
+    mixed = near_the_top(Masked(Dense(lambda: weight), None, None), torch.randn(4, 30), norm)
+    assert torch.allclose(mixed.norm(dim=1), torch.ones(4), atol=1e-4)

@@ -46,7 +46,7 @@ class PowerNorm(NormRule):
             for step in range(self.steps - 2):
                 u = masks.adjoint(masks.apply(u))
                 if step % 4 == 3:  # starts have length 1, so this is often enough against overflow
-                    u = _unit(u)
+                    u = unit(u)
             v = masks.on_rows(masks.apply(u))
             if self.steps > 1:
                 v = _best_of_two(masks, u, v)
@@ -57,7 +57,7 @@ class PowerNorm(NormRule):
         with torch.no_grad():
             weighed = masks.on_cols(image)
             sigma = _length(weighed) / length
-            u = _unit(weighed)
+            u = unit(weighed)
             self._keep(op, key, u)
             u = u if masks.projects else masks.on_cols(u)
         sigma = sigma.to(like.dtype)
@@ -69,7 +69,7 @@ class PowerNorm(NormRule):
 
     def _start(self, op: Masked, masks: _Weights, key: NormKey, like: Tensor) -> Tensor:
         if self.starts is None or not self._has_own_vectors(op):
-            start = _unit(self._noise((op.batch, *op.in_shape), like))
+            start = unit(self._noise((op.batch, *op.in_shape), like))
         else:
             assert self.index is not None
             # A saved vector may lie wholly in the columns that today's mask removes; a little of everything does not.
@@ -170,7 +170,7 @@ def _weigh(v: Tensor, weights: Tensor | None) -> Tensor:
     return torch.where(weights, v, 0.0) if weights.dtype == torch.bool else v * weights.to(v.dtype)
 
 
-def _unit(v: Tensor) -> Tensor:
+def unit(v: Tensor) -> Tensor:
     """v / ||v|| per sample, and 0 for 0."""
     return v / _shaped(_length(v).clamp(min=torch.finfo(torch.float32).tiny), v).to(v.dtype)
 
