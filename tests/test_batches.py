@@ -26,7 +26,7 @@ def some_images(count=50, channels=3, height=16, width=24, seed=0):
 
 
 def a_whole_epoch(r, images, labels, epoch=0, *, resident=True):
-    margin = margin_of(r.augment, images.shape[2])
+    margin = margin_of(r, images.shape[2])
     held = Images(images, labels, margin, CPU, resident=resident)
     return list(Epoch(len(labels), r, margin, epoch).batches(held))
 
@@ -89,7 +89,7 @@ def test_seeds_next_to_each_other_share_no_epoch_of_a_long_run():
 def test_pixels_are_those_of_a_slow_crop_and_mirror(augment, channels):
     images, labels = some_images(channels=channels)
     r = recipe(augment=augment)
-    margin = margin_of(augment, 16)
+    margin = margin_of(r, 16)
     order = Epoch(len(labels), r, margin, 2)
     shifts = order.shifts.split(order.batch)
     for batch, shift in zip(a_whole_epoch(r, images, labels, 2), shifts, strict=True):
@@ -107,8 +107,9 @@ def test_without_augmentation_a_batch_is_the_image_divided_by_255():
 
 @pytest.mark.parametrize("augment", AUGMENTS)
 def test_what_is_drawn_covers_all_places_and_both_mirror_images_and_no_more(augment):
-    margin = margin_of(augment, 16)
-    shifts = Epoch(4000, recipe(augment=augment), margin, 0).shifts
+    r = recipe(augment=augment)
+    margin = margin_of(r, 16)
+    shifts = Epoch(4000, r, margin, 0).shifts
     places = set(range(2 * margin + 1))
     assert set(shifts[:, 0].tolist()) == places
     assert set(shifts[:, 1].tolist()) == places
@@ -117,8 +118,20 @@ def test_what_is_drawn_covers_all_places_and_both_mirror_images_and_no_more(augm
 
 @pytest.mark.parametrize(("height", "margin"), [(32, 4), (28, 3), (64, 8), (7, 0)])
 def test_the_margin_is_an_eighth_of_the_height(height, margin):
-    assert margin_of("crop", height) == margin_of("crop_flip", height) == margin
-    assert margin_of("none", height) == 0
+    assert margin_of(recipe(augment="crop"), height) == margin_of(recipe(augment="crop_flip"), height) == margin
+    assert margin_of(recipe(), height) == 0
+
+
+def test_a_recipe_may_name_the_margin():
+    images, labels = some_images()
+    r = recipe(augment="crop", crop_margin=1)
+    assert margin_of(r, 32) == 1
+    empty_rows = {
+        tuple((batch.x[i] == 0).all(2).all(0).nonzero().flatten().tolist())
+        for batch in a_whole_epoch(r, images, labels)
+        for i in range(len(batch.x))
+    }
+    assert empty_rows == {(), (0,), (15,)}  # none, the first or the last of 16
 
 
 @pytest.mark.parametrize("augment", AUGMENTS)
@@ -154,7 +167,7 @@ def test_fewer_images_than_a_batch_make_one_batch_of_all():
 def test_an_epoch_can_be_entered_in_the_middle(first):
     images, labels = some_images()
     r = recipe(augment="crop_flip")
-    margin = margin_of(r.augment, 16)
+    margin = margin_of(r, 16)
     rest = list(Epoch(50, r, margin, 0).batches(Images(images, labels, margin, CPU), first))
     whole = a_whole_epoch(r, images, labels)
     assert len(rest) == 4 - first

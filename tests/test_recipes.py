@@ -127,6 +127,8 @@ def test_a_file_opens_with_its_row_and_its_figures(name):
         ("mix_target", 1.5, "mix_target = 1.5: must lie between 0 and 1"),
         ("power_steps", 0, "power_steps = 0: must lie between 1"),
         ("probes", -1, "probes = -1: must lie between 0"),
+        ("crop_margin", -1, "crop_margin = -1: must lie between 0"),
+        ("crop_margin", 2, "crop_margin = 2: augment = 'none' takes no crops"),
         ("local_layers", "convolutions", "local_layers = 'convolutions': choose one of all, dense"),
         ("decay_epoch", 11, "decay_epoch = 11 lies behind the last epoch, 10"),
         ("ramp_epochs", 10.5, "ramp_epochs = 10.5 lies behind the last epoch, 10"),

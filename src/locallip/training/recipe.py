@@ -69,7 +69,8 @@ class Recipe:
         theta_weight: Weight of its term at the upper threshold.
         threshold: Start of the learnable thresholds.
         init: How weights begin: as torch does it, convolutions by He et al. (fan-out, no bias), or orthogonal.
-        augment: Changes of the training images: random crops from zero padding (an eighth of the height), and mirror images.
+        augment: Changes of the training images: random crops from zero padding, and mirror images.
+        crop_margin: Pixels of that padding on each side; 0 for an eighth of the height.
         precision: Arithmetic of training on a GPU; evaluation is in float32 and float64 always.
         ema: Decay per step of an average of the weights that replaces them at the end; 0 for none.
         attack_steps: Steps of the attack inside adversarial training and TRADES.
@@ -109,6 +110,7 @@ class Recipe:
     threshold: float = 1.0
     init: Literal["default", "he", "orthogonal"] = "default"
     augment: Augment = "none"
+    crop_margin: int = 0
     precision: Precision = "bfloat16"
     ema: float = 0.0
     attack_steps: int = 10
@@ -163,6 +165,8 @@ def check(recipe: Recipe) -> None:
         raise WrongRecipe("method 'ibp' is interval arithmetic: intervals = false cannot go with it")
     if recipe.probes and recipe.method not in (*LOCAL_METHODS, *GLOBAL_METHODS):
         raise WrongRecipe(f"probes = {recipe.probes}: method {recipe.method!r} has no norms to take a gradient of")
+    if recipe.crop_margin and recipe.augment == "none":
+        raise WrongRecipe(f"crop_margin = {recipe.crop_margin}: augment = 'none' takes no crops; try augment = 'crop'")
     if recipe.local_layers != "all" and not recipe.is_local:
         raise WrongRecipe(f"local_layers = {recipe.local_layers!r}: method {recipe.method!r} has no local norms")
     if recipe.warmup_epochs > recipe.ramp_epochs:
@@ -221,6 +225,7 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("theta_weight", 0.0, 1e6),
     ("threshold", 0.0, 1e6),
     ("ema", 0.0, 0.999999),
+    ("crop_margin", 0, 1000),
     ("attack_steps", 1, 1000),
     ("trades_weight", 0.0, 1e6),
     ("images", 0, 10_000_000),

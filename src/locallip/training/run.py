@@ -71,7 +71,7 @@ class Run:
         self.count, self.shape = len(train.labels), tuple(train.images.shape[1:])
         self.classes = len(train.classes)
         self.model = make_model(recipe, self.shape, self.classes)
-        self.margin = margin_of(recipe.augment, self.shape[1])
+        self.margin = margin_of(recipe, self.shape[1])
         self.per_epoch = steps_per_epoch(self.count, recipe.batch)
         self.total = max(1, round(recipe.epochs * self.per_epoch))
         self.step, self.seconds, self.skipped, self.others = 0, 0.0, 0.0, 0.0
