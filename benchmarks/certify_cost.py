@@ -54,7 +54,7 @@ def main() -> None:
     prover = Prover(model, (3, 32, 32), "high_probability", seed=seed)
     network = prover.network
     with torch.no_grad():
-        forward, unmasked = interleaved(lambda: network(x), lambda: prover.trace(x, eps, local=False).lipschitz, device, 5)
+        forward, unmasked = interleaved(lambda: network(x), lambda: prover.trace(x, eps, local="none").lipschitz, device, 5)
         prover.trace(x, eps)  # warm
         synchronize(device)
         start = time.perf_counter()

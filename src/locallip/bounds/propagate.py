@@ -11,7 +11,7 @@ error, boxes and radii are widened by what their computation may have lost (docs
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from locallip.activations import Box, Varying
 from locallip.network import Network, Stage
-from locallip.norms import NormKey, NormRule
+from locallip.norms import Guarantee, NormKey, NormRule
 from locallip.ops import LinearOp, Masked, total
 from locallip.rounding import FLOOR, floored, gamma, up
 
@@ -63,24 +63,44 @@ class GlobalBound:
     """The bound over all inputs, eq:glocal_lips: the ceiling of every local norm and the paper's radii for the boxes.
 
     `norms` per term and `lipschitz` per source (input first) are (1,); `outputs` are the slope bounds over all inputs.
+    `guarantee` is what the norms rest on.
     """
 
     norms: Mapping[NormKey, Tensor]
     outputs: tuple[Tensor | None, ...]
     lipschitz: tuple[Tensor, ...]
     total: Tensor
+    guarantee: Guarantee
 
 
 class CeilingNorm(NormRule):
     """The unmasked norm in place of the masked one: BCP's bound, which needs no norm of its own per sample."""
 
-    def __init__(self, ceiling: GlobalBound, rule: NormRule):
-        self.ceiling, self.guarantee = ceiling, rule.guarantee
+    def __init__(self, ceiling: GlobalBound):
+        self.ceiling, self.guarantee = ceiling, ceiling.guarantee
 
     def __call__(self, op: Masked, key: NormKey, like: Tensor) -> Tensor:
         return self.ceiling.norms[key]
 
     norm = __call__
+
+
+class PartlyLocal(NormRule):
+    """The norms of `rule` in some terms, given as (stage, source), and those of the whole layers elsewhere."""
+
+    def __init__(self, rule: NormRule, places: Container[tuple[int, int]], ceiling: GlobalBound):
+        if rule.guarantee is not ceiling.guarantee:
+            raise ValueError(f"norms with the guarantee {rule.guarantee} cannot go with a ceiling of {ceiling.guarantee}")
+        self.rule, self.places, self.ceiling, self.guarantee = rule, places, ceiling, rule.guarantee
+
+    def norm(self, op: Masked, key: NormKey, like: Tensor) -> Tensor:
+        return self.rule.norm(op, key, like) if key[:2] in self.places else self.ceiling.norms[key]
+
+
+def dense_places(network: Network) -> set[tuple[int, int]]:
+    """The terms (stage, source) whose output is a plain vector: those of dense layers, where a norm costs little."""
+    flat = [(index, stage) for index, stage in enumerate(network.stages) if len(stage.linear_shape) == 1]
+    return {(index, source) for index, stage in flat for source in stage.terms}
 
 
 def check_exact(network: Network) -> None:
@@ -115,7 +135,7 @@ def global_bound(network: Network, norm: NormRule, like: Tensor, *, outward: boo
             norms[keys[source]] = norm(Masked(op, inputs, outputs[source]), keys[source], one)
         outputs.append(out)
         lipschitz.append(_weighted_sum([(norms[key], lipschitz[source]) for source, key in keys.items()], outward))
-    return GlobalBound(norms, tuple(outputs), tuple(lipschitz), lipschitz[-1])
+    return GlobalBound(norms, tuple(outputs), tuple(lipschitz), lipschitz[-1], norm.guarantee)
 
 
 def propagate(

@@ -11,8 +11,13 @@ from torch import Tensor, nn
 
 from locallip.attacks import pgd_l2
 from locallip.certify.inputs import Eps, as_batch, as_eps, as_labels, check_batch_size
-from locallip.certify.prover import Prover, autocast_off, exact_arithmetic, fingerprint
+from locallip.certify.prover import LocalLayers, Prover, autocast_off, exact_arithmetic, fingerprint
 from locallip.norms import Guarantee
+
+#: What a bound is called in `Certificate.decided_by`.
+CHECKS: dict[LocalLayers, str] = {"none": "global bound", "dense": "local bound of dense layers", "all": "local bound"}
+#: Power steps of the guess which inputs a full local bound may certify: few, so that it errs towards trying.
+GUESS_STEPS = 30
 
 
 class Verdict(StrEnum):
@@ -34,8 +39,9 @@ class Certificate:
     """Verdicts for a batch and what they rest on.
 
     verdicts and decided_by have one entry per input; margin (B,) is the proved lead of the label on the ball and
-    lipschitz (B,) the bound behind it, NaN where the deciding check computed none. Under ESTIMATE, which is only there when
-    asked for by name, CERTIFIED says that the estimate found no violation, and nothing is proved.
+    lipschitz (B,) the bound behind it, NaN where the deciding check computed none; of UNKNOWN inputs those of the last proof
+    that was tried, which is not the tightest where an estimate shows that even that cannot succeed. Under ESTIMATE, which
+    is only there when asked for by name, CERTIFIED says that the estimate found no violation, and nothing is proved.
     """
 
     verdicts: list[Verdict]
@@ -89,12 +95,11 @@ def certify(
         raise ValueError(f"attack_steps must be at least 0, got {attack_steps}")
     x = as_batch(x, model, input_domain)
     radii = as_eps(eps, len(x), x.device)
-    prover = Prover(
-        model, x.shape[1:], guarantee, failure_prob=failure_prob, power_steps=power_steps, seed=seed, device=x.device
-    )
+    settings = {"failure_prob": failure_prob, "power_steps": power_steps, "seed": seed, "device": x.device}
+    prover = Prover(model, x.shape[1:], guarantee, probes=2, **settings)  # type: ignore[arg-type]
     classes = number_of_classes(prover)
     y = as_labels(y, len(x), classes, x.device)
-    cascade = _Cascade(prover, input_domain, attack_steps, seed)
+    cascade = _Cascade(prover, _guess(prover, model, x, seed), input_domain, attack_steps, seed)
     for start in range(0, len(x), batch_size):
         cascade.decide(*(values[start : start + batch_size] for values in (x, y, radii)))
     return Certificate(
@@ -117,11 +122,30 @@ def number_of_classes(prover: Prover) -> int:
     return shape[0]
 
 
-class _Cascade:
-    """misclassified -> bound from unmasked norms -> attack -> local bound; each sees only what is undecided."""
+def _guess(prover: Prover, model: nn.Module, x: Tensor, seed: int | None) -> Prover | None:
+    """Estimates that tell where a proof is hopeless, if proofs are dear; with random numbers of their own."""
+    if prover.guarantee is Guarantee.ESTIMATE or prover.is_dense or not len(x):
+        return None
+    own_seed = None if seed is None else seed + 4_000_037
+    return Prover(model, x.shape[1:], Guarantee.ESTIMATE, power_steps=GUESS_STEPS, seed=own_seed, device=x.device)
 
-    def __init__(self, prover: Prover, domain: tuple[float, float] | None, attack_steps: int, seed: int | None):
-        self.prover, self.domain, self.attack_steps = prover, domain, attack_steps
+
+class _Cascade:
+    """misclassified -> bound from unmasked norms -> attack -> local bound; each sees only what is undecided.
+
+    Where proofs are dear (there is a `guess`), norms per input are first taken in the dense layers alone, and those of all
+    layers only where power iteration, which is never above a proved norm, lets the proof succeed.
+    """
+
+    def __init__(
+        self,
+        prover: Prover,
+        guess: Prover | None,
+        domain: tuple[float, float] | None,
+        attack_steps: int,
+        seed: int | None,
+    ):
+        self.prover, self.guess, self.domain, self.attack_steps = prover, guess, domain, attack_steps
         self.generator_seed = 0 if seed is None else seed
         self.verdicts: list[Verdict] = []
         self.decided_by: list[str] = []
@@ -138,9 +162,12 @@ class _Cascade:
         self._settle(wrong, Verdict.MISCLASSIFIED, "clean logits")
         # What is neither surely right nor surely wrong (a tie, a NaN) stays UNKNOWN.
         self._settle(~wrong & ~correct, Verdict.UNKNOWN, "clean logits")
-        open_ = self._prove(correct.nonzero()[:, 0], x, y, eps, local=False)
+        open_ = self._prove(correct.nonzero()[:, 0], x, y, eps, "none")
         open_ = self._attack(open_, x, y, eps)
-        self._prove(open_, x, y, eps, local=True)
+        if self.guess is not None:
+            open_ = self._prove(open_, x, y, eps, "dense")
+            open_ = self._promising(open_, x, y, eps)
+        self._prove(open_, x, y, eps, "all")
 
     def _clean(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Surely right and surely wrong at x itself, each (B,) bool."""
@@ -152,7 +179,7 @@ class _Cascade:
         behind = (logits - error > own + own_error).masked_fill(label, False).any(1)
         return ahead & finite, behind & finite
 
-    def _prove(self, index: Tensor, x: Tensor, y: Tensor, eps: Tensor, *, local: bool) -> Tensor:
+    def _prove(self, index: Tensor, x: Tensor, y: Tensor, eps: Tensor, local: LocalLayers) -> Tensor:
         """Certify what this bound can among `index`; returns the rest."""
         if not len(index):
             return index
@@ -160,11 +187,16 @@ class _Cascade:
         proved = (margin.worst > 0) & torch.isfinite(margin.lipschitz)
         for i, worst, bound in zip(index.tolist(), margin.worst.tolist(), margin.lipschitz.tolist(), strict=True):
             self.margins[self._first + i], self.lipschitz[self._first + i] = worst, bound
-        name = "local bound" if local else "global bound"
         mask = torch.zeros(len(x), dtype=torch.bool, device=x.device)
         mask[index[proved]] = True
-        self._settle(mask, Verdict.CERTIFIED, name)
+        self._settle(mask, Verdict.CERTIFIED, CHECKS[local])
         return index[~proved]
+
+    def _promising(self, index: Tensor, x: Tensor, y: Tensor, eps: Tensor) -> Tensor:
+        """Those of `index` that norms from below leave a positive margin."""
+        if self.guess is None or not len(index):
+            return index
+        return index[self.guess.margin(x[index], y[index], eps[index], domain=self.domain).worst > 0]
 
     def _attack(self, index: Tensor, x: Tensor, y: Tensor, eps: Tensor) -> Tensor:
         """Mark as attacked what surely changes class at a point surely inside the ball; returns the rest."""

@@ -5,16 +5,19 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from locallip.attacks import margins
-from locallip.bounds import CeilingNorm, Trace, global_bound, norm_keys, propagate, worst_logits
+from locallip.bounds import CeilingNorm, PartlyLocal, Trace, dense_places, global_bound, norm_keys, propagate, worst_logits
 from locallip.certify.inputs import check_model, check_numbers, check_scale, check_shape
 from locallip.network import Network, lower
 from locallip.norms import CholeskyNorm, Guarantee, LanczosNorm, NormRule, PowerNorm
+
+#: The layers whose norms are taken for every input anew; those of the others are the ones over all inputs.
+LocalLayers = Literal["none", "dense", "all"]
 
 
 class Margin(NamedTuple):
@@ -56,14 +59,26 @@ class Prover:
         with exact_arithmetic():
             self.ceiling = global_bound(self.network, self.rule, like, outward=True)
 
-    def trace(self, x: Tensor, eps: Tensor, *, local: bool = True, domain: tuple[float, float] | None = None) -> Trace:
-        """The local bound (`local=True`) or the bound from unmasked norms alone, for float64 x and eps (B,)."""
-        rule = self.rule if local else CeilingNorm(self.ceiling, self.rule)
+    @property
+    def is_dense(self) -> bool:
+        """Whether all layers are dense, so that no norm costs much more than another."""
+        return len(dense_places(self.network)) == self.network.num_norms
+
+    def trace(
+        self, x: Tensor, eps: Tensor, *, local: LocalLayers = "all", domain: tuple[float, float] | None = None
+    ) -> Trace:
+        """The bound with norms for every input in the layers `local`, for float64 x and eps (B,)."""
         with exact_arithmetic():
+            rule = self._rules(local)
             return propagate(self.network, x, eps, rule, ceiling=self.ceiling, input_domain=domain, outward=True)
 
+    def _rules(self, local: LocalLayers) -> NormRule:
+        if local == "none":
+            return CeilingNorm(self.ceiling)
+        return self.rule if local == "all" else PartlyLocal(self.rule, dense_places(self.network), self.ceiling)
+
     def margin(
-        self, x: Tensor, y: Tensor, eps: Tensor, *, local: bool = True, domain: tuple[float, float] | None = None
+        self, x: Tensor, y: Tensor, eps: Tensor, *, local: LocalLayers = "all", domain: tuple[float, float] | None = None
     ) -> Margin:
         """What is proved of the label's lead on each ball; NaN where nothing is."""
         trace = self.trace(x, eps, local=local, domain=domain)
@@ -73,7 +88,7 @@ class Prover:
 
     def clean_logits(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Logits at x and a bound of their error, each (B, C)."""
-        trace = self.trace(x, torch.zeros(len(x), dtype=x.dtype, device=x.device), local=False)
+        trace = self.trace(x, torch.zeros(len(x), dtype=x.dtype, device=x.device), local="none")
         assert trace.logits_error is not None
         return trace.logits, trace.logits_error
 

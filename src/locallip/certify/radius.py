@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from locallip.certify.cascade import number_of_classes
 from locallip.certify.inputs import as_batch, as_labels, check_batch_size
-from locallip.certify.prover import Prover
+from locallip.certify.prover import LocalLayers, Prover
 from locallip.norms import Guarantee
 
 #: Shares of the suggested radius that are tried, in this order, until one is proved.
@@ -60,8 +60,8 @@ def certified_radius(
 
 
 def _radii(prover: Prover, guide: Prover, x: Tensor, y: Tensor, domain: tuple[float, float] | None) -> Tensor:
-    sound = _search(prover, x, y, domain, local=False)  # certified by unmasked norms: no fresh norm per probe
-    suggested = _search(guide, x, y, domain, local=True, start=sound)
+    sound = _search(prover, x, y, domain, local="none")  # certified by unmasked norms: no fresh norm per probe
+    suggested = _search(guide, x, y, domain, local="all", start=sound)
     if prover.guarantee is Guarantee.ESTIMATE:
         return torch.maximum(sound, suggested * _SHRINK[0])
     radii = sound.clone()
@@ -70,7 +70,7 @@ def _radii(prover: Prover, guide: Prover, x: Tensor, y: Tensor, domain: tuple[fl
         if not len(index):
             break
         trial = suggested[index] * share
-        proved = _holds(prover, x[index], y[index], trial, domain, local=True)
+        proved = _holds(prover, x[index], y[index], trial, domain, local="all")
         radii[index[proved]] = trial[proved]
         suggested[index[proved]] = 0.0
     return radii
@@ -82,7 +82,7 @@ def _search(
     y: Tensor,
     domain: tuple[float, float] | None,
     *,
-    local: bool,
+    local: LocalLayers,
     start: Tensor | None = None,
 ) -> Tensor:
     """The largest radius this prover was seen to certify, by doubling and then halving the bracket, (B,)."""
@@ -104,7 +104,9 @@ def _search(
     return low
 
 
-def _holds(prover: Prover, x: Tensor, y: Tensor, eps: Tensor, domain: tuple[float, float] | None, *, local: bool) -> Tensor:
+def _holds(
+    prover: Prover, x: Tensor, y: Tensor, eps: Tensor, domain: tuple[float, float] | None, *, local: LocalLayers
+) -> Tensor:
     margin = prover.margin(x, y, eps, local=local, domain=domain)
     finite = torch.isfinite(x.flatten(1)).all(1) & torch.isfinite(eps) & torch.isfinite(margin.lipschitz)
     return (margin.worst > 0) & finite

@@ -162,9 +162,7 @@ class _Evaluation:
         ceiling = global_bound(network, rule, self.eps)
         self.global_lipschitz = float(ceiling.total)
         standing = self.shares["pgd"].nonzero()[:, 0]
-        by_global = self._mask(
-            standing[self._bound(network, standing, CeilingNorm(ceiling, rule), ceiling, "global")[0] > 0]
-        )
+        by_global = self._mask(standing[self._bound(network, standing, CeilingNorm(ceiling), ceiling, "global")[0] > 0])
         sample = torch.arange(len(self.x), device=self.device) < LIPSCHITZ_IMAGES
         index = ((self.shares["pgd"] & ~by_global) | sample).nonzero()[:, 0]
         margin, bound = self._bound(network, index, rule, ceiling, "global")

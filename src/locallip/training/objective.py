@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from locallip.attacks import pgd_l2
-from locallip.bounds import CeilingNorm, GlobalBound, Trace, WorstLogits, global_bound, norm_keys, propagate, worst_logits
+from locallip.bounds import (
+    CeilingNorm,
+    GlobalBound,
+    PartlyLocal,
+    Trace,
+    WorstLogits,
+    dense_places,
+    global_bound,
+    norm_keys,
+    propagate,
+    worst_logits,
+)
 from locallip.losses import bcp_loss, gloro_loss, lmt_loss, sparsity_loss, trades_loss
 from locallip.network import Network
-from locallip.norms import BatchStarts, Guarantee, NormKey, NormRule, PowerNorm, ProbedNorm
+from locallip.norms import BatchStarts, NormRule, PowerNorm, ProbedNorm
 from locallip.norms.starts import Place
-from locallip.ops import Masked
 from locallip.training.recipe import Recipe
 
 #: Steps towards the best multiplier of the last box-and-ball problem; each gives a valid bound, four an almost exact one.
@@ -47,25 +57,13 @@ def local_places(network: Network, recipe: Recipe) -> dict[Place, torch.Size]:
     everywhere = places(network)
     if recipe.local_layers == "all":
         return everywhere
-    return {place: shape for place, shape in everywhere.items() if len(network.stages[place[0]].linear_shape) == 1}
+    dense = dense_places(network)
+    return {place: shape for place, shape in everywhere.items() if place in dense}
 
 
 def layer_names(network: Network) -> list[str]:
     """The names of the layers whose norms `figures` lists, in its order."""
     return [key.name for number, stage in enumerate(network.stages) for key in norm_keys(stage, number).values()]
-
-
-class PartlyLocal(NormRule):
-    """The norms of `rule` at the places given, and those of the whole layers elsewhere."""
-
-    guarantee = Guarantee.ESTIMATE  # whatever `rule` proves: what the ceiling rests on is not known here
-
-    def __init__(self, rule: NormRule, places: Container[Place], ceiling: GlobalBound):
-        self.rule, self.places = rule, places
-        self.whole = CeilingNorm(ceiling, rule)
-
-    def norm(self, op: Masked, key: NormKey, like: Tensor) -> Tensor:
-        return (self.rule if key[:2] in self.places else self.whole).norm(op, key, like)
 
 
 class Objective:
@@ -112,7 +110,7 @@ class Objective:
     def _rule(self, own: BatchStarts, y: Tensor, ceiling: GlobalBound) -> NormRule:
         """The norm of each masked operator: per sample where it is local, else that of the whole operator."""
         if not self.local:
-            return CeilingNorm(ceiling, PowerNorm(self.recipe.power_steps))
+            return CeilingNorm(ceiling)
         # `own` is in the order of the batch: any index of its length does.
         return PartlyLocal(PowerNorm(self.recipe.power_steps, own, y), self.local, ceiling)
 

@@ -1,0 +1,100 @@
+"""The order of checks in `certify`: dear proofs come last and only where they can succeed, and no verdict changes by it."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+from torch import nn
+
+import locallip as ll
+from locallip.bounds import PartlyLocal, global_bound
+from locallip.certify import cascade
+from locallip.certify.prover import Prover
+from locallip.network import lower
+from locallip.norms import Guarantee, LanczosNorm, PowerNorm
+
+SHAPE = (2, 8, 8)
+
+
+def convolutional(seed: int) -> nn.Module:
+    """Two convolutions and two dense layers, some units of each switched off by their offsets."""
+    torch.manual_seed(seed)
+    model = nn.Sequential(
+        nn.Conv2d(2, 6, 3, padding=1), nn.ReLU(), nn.Conv2d(6, 6, 4, stride=2, padding=1), nn.ReLU(), nn.Flatten(),
+        nn.Linear(96, 24), nn.ReLU(), nn.Linear(24, 4),
+    )  # fmt: skip
+    with torch.no_grad():
+        for number in (0, 2, 5):
+            model[number].bias.copy_(torch.randn_like(model[number].bias) * 0.4)
+    return model.eval()
+
+
+def some_inputs(model: nn.Module, count: int = 60) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Inputs, the labels that the model gives them, and radii from easy to hopeless."""
+    x = torch.randn(count, *SHAPE)
+    return x, model(x).argmax(1), torch.logspace(-2, 0.5, count, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("guarantee", ["high_probability", "deterministic"])
+@pytest.mark.parametrize("seed", range(3))
+def test_trying_cheap_proofs_first_changes_no_verdict(seed, guarantee, monkeypatch):
+    model = convolutional(seed)
+    x, y, eps = some_inputs(model)
+    staged = ll.certify(model, x, y, eps, guarantee=guarantee, seed=1)
+    monkeypatch.setattr(cascade, "_guess", lambda *_: None)
+    direct = ll.certify(model, x, y, eps, guarantee=guarantee, seed=1)
+    # A radius for which the two, with other random starts, come to lie on two sides of 0 is possible, and not here.
+    assert staged.verdicts == direct.verdicts
+    checks = Counter(staged.decided_by)
+    assert checks["local bound of dense layers"] > 0
+    assert checks["nothing"] > 0
+    assert "local bound of dense layers" not in direct.decided_by
+    decided = staged.certified
+    assert (staged.margin[decided] > 0).all()
+    # What the dense layers alone prove is a bound too, if not the tightest.
+    assert (staged.lipschitz >= direct.lipschitz * (1 - 5e-3))[decided].all()
+
+
+def test_a_full_local_bound_is_tried_where_it_can_succeed():
+    """The second convolution reads units of which most are off near x: no norm of a dense layer makes up for that."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(2, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 4, 3, padding=1), nn.ReLU(), nn.Flatten(),
+                          nn.Linear(256, 3)).eval()  # fmt: skip
+    with torch.no_grad():
+        model[0].bias.copy_(torch.tensor([-9.0] * 6 + [9.0] * 2))
+        model[2].weight[:, :6] *= 10
+    x = torch.randn(40, *SHAPE)
+    y = model(x).argmax(1)
+    found = ll.certify(model, x, y, torch.logspace(-2, 0, 40, dtype=torch.float64), attack_steps=0, seed=0)
+    assert Counter(found.decided_by)["local bound"] > 5
+
+
+@pytest.mark.parametrize("guarantee", list(Guarantee))
+def test_norms_of_dense_layers_alone_lie_between_local_and_global_bound(guarantee):
+    model = convolutional(4)
+    prover = Prover(model, SHAPE, guarantee, seed=0)
+    x, eps = torch.randn(20, *SHAPE, dtype=torch.float64), torch.full((20,), 0.1, dtype=torch.float64)
+    none, dense, everything = (prover.trace(x, eps, local=local).lipschitz for local in ("none", "dense", "all"))
+    slack = 1e-2 if guarantee is not Guarantee.DETERMINISTIC else 1e-6
+    assert (everything <= dense * (1 + slack)).all()
+    assert (dense <= none).all()
+    assert (dense < 0.97 * none).any()
+    assert (everything < 0.97 * dense).any()
+
+
+def test_norms_of_two_guarantees_are_not_mixed():
+    network = lower(convolutional(0), SHAPE)
+    ceiling = global_bound(network, PowerNorm(5, seed=0), torch.ones(1, dtype=torch.float64))
+    with pytest.raises(ValueError, match="cannot go with a ceiling"):
+        PartlyLocal(LanczosNorm(1e-9, seed=0), set(), ceiling)
+
+
+def test_a_dense_network_has_one_local_bound():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(12, 20), nn.ReLU(), nn.Linear(20, 3)).eval()
+    x = torch.randn(30, 12)
+    found = ll.certify(model, x, model(x).argmax(1), torch.logspace(-2, 0, 30, dtype=torch.float64), seed=0)
+    assert set(found.decided_by) <= {"global bound", "local bound", "attack", "nothing"}
+    assert "local bound" in found.decided_by
