@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -99,14 +102,15 @@ def certify(
     prover = Prover(model, x.shape[1:], guarantee, probes=2, **settings)  # type: ignore[arg-type]
     classes = number_of_classes(prover)
     y = as_labels(y, len(x), classes, x.device)
-    cascade = _Cascade(prover, _guess(prover, model, x, seed), input_domain, attack_steps, seed)
-    for start in range(0, len(x), batch_size):
-        cascade.decide(*(values[start : start + batch_size] for values in (x, y, radii)))
+    inputs = _Inputs(x, y, radii, input_domain, batch_size)
+    with torch.inference_mode(False):  # the attack takes gradients
+        cascade = _Cascade(inputs, prover, _guess(prover, model, x, seed), attack_steps, seed)
+        cascade.decide()
     return Certificate(
         cascade.verdicts,
         cascade.decided_by,
-        torch.tensor(cascade.margins, dtype=torch.float64),
-        torch.tensor(cascade.lipschitz, dtype=torch.float64),
+        cascade.margin,
+        cascade.lipschitz,
         radii.cpu(),
         prover.guarantee,
         failure_prob if prover.guarantee is Guarantee.HIGH_PROBABILITY else 0.0,
@@ -122,6 +126,19 @@ def number_of_classes(prover: Prover) -> int:
     return shape[0]
 
 
+class _Inputs(NamedTuple):
+    """x (N, *shape), y (N,) and eps (N,), the domain of x, and how many are looked at together."""
+
+    x: Tensor
+    y: Tensor
+    eps: Tensor
+    domain: tuple[float, float] | None
+    batch_size: int
+
+    def take(self, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return self.x[index], self.y[index], self.eps[index]
+
+
 def _guess(prover: Prover, model: nn.Module, x: Tensor, seed: int | None) -> Prover | None:
     """Estimates that tell where a proof is hopeless, if proofs are dear; with random numbers of their own."""
     if prover.guarantee is Guarantee.ESTIMATE or prover.is_dense or not len(x):
@@ -131,46 +148,47 @@ def _guess(prover: Prover, model: nn.Module, x: Tensor, seed: int | None) -> Pro
 
 
 class _Cascade:
-    """misclassified -> bound from unmasked norms -> attack -> local bound; each sees only what is undecided.
+    """misclassified -> bound from unmasked norms -> attack -> local bound; each sees what is undecided, in full batches.
 
     Where proofs are dear (there is a `guess`), norms per input are first taken in the dense layers alone, and those of all
     layers only where power iteration, which is never above a proved norm, lets the proof succeed.
     """
 
-    def __init__(
-        self,
-        prover: Prover,
-        guess: Prover | None,
-        domain: tuple[float, float] | None,
-        attack_steps: int,
-        seed: int | None,
-    ):
-        self.prover, self.guess, self.domain, self.attack_steps = prover, guess, domain, attack_steps
+    def __init__(self, inputs: _Inputs, prover: Prover, guess: Prover | None, attack_steps: int, seed: int | None):
+        self.inputs, self.prover, self.guess, self.attack_steps = inputs, prover, guess, attack_steps
         self.generator_seed = 0 if seed is None else seed
-        self.verdicts: list[Verdict] = []
-        self.decided_by: list[str] = []
-        self.margins: list[float] = []
-        self.lipschitz: list[float] = []
+        count = len(inputs.x)
+        self.verdicts = [Verdict.UNKNOWN] * count
+        self.decided_by = ["nothing"] * count
+        self.margin = torch.full((count,), float("nan"), dtype=torch.float64)
+        self.lipschitz = self.margin.clone()
 
-    def decide(self, x: Tensor, y: Tensor, eps: Tensor) -> None:
-        self._first = len(self.verdicts)
-        self.verdicts += [Verdict.UNKNOWN] * len(x)
-        self.decided_by += ["nothing"] * len(x)
-        self.margins += [float("nan")] * len(x)
-        self.lipschitz += [float("nan")] * len(x)
-        correct, wrong = self._clean(x, y)
-        self._settle(wrong, Verdict.MISCLASSIFIED, "clean logits")
-        # What is neither surely right nor surely wrong (a tie, a NaN) stays UNKNOWN.
-        self._settle(~wrong & ~correct, Verdict.UNKNOWN, "clean logits")
-        open_ = self._prove(correct.nonzero()[:, 0], x, y, eps, "none")
-        open_ = self._attack(open_, x, y, eps)
+    def decide(self) -> None:
+        index = torch.arange(len(self.inputs.x), device=self.inputs.x.device)
+        index = self._each_batch(self._right, index)
+        index = self._each_batch(partial(self._prove, local="none"), index)
+        if self.attack_steps:
+            index = self._each_batch(self._attack, index)
         if self.guess is not None:
-            open_ = self._prove(open_, x, y, eps, "dense")
-            open_ = self._promising(open_, x, y, eps)
-        self._prove(open_, x, y, eps, "all")
+            index = self._each_batch(partial(self._prove, local="dense"), index)
+            index = self._each_batch(partial(self._promising, self.guess), index)
+        self._each_batch(partial(self._prove, local="all"), index)
+
+    def _each_batch(self, check: Callable[[Tensor], Tensor], index: Tensor) -> Tensor:
+        """What `check` leaves undecided of `index`."""
+        parts = [check(part) for part in index.split(self.inputs.batch_size)] if len(index) else []
+        return torch.cat(parts) if parts else index
+
+    def _right(self, index: Tensor) -> Tensor:
+        """Those that are surely right at x itself."""
+        right, wrong = self._clean(*self.inputs.take(index)[:2])
+        self._settle(index[wrong], Verdict.MISCLASSIFIED, "clean logits")
+        # What is neither surely right nor surely wrong (a tie, a NaN) stays UNKNOWN.
+        self._settle(index[~wrong & ~right], Verdict.UNKNOWN, "clean logits")
+        return index[right]
 
     def _clean(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Surely right and surely wrong at x itself, each (B,) bool."""
+        """Surely right and surely wrong, each (B,) bool."""
         logits, error = self.prover.clean_logits(x)
         finite = torch.isfinite(x.flatten(1)).all(1) & torch.isfinite(logits).all(1) & torch.isfinite(error).all(1)
         label = torch.nn.functional.one_hot(y, logits.shape[1]).bool()
@@ -179,41 +197,31 @@ class _Cascade:
         behind = (logits - error > own + own_error).masked_fill(label, False).any(1)
         return ahead & finite, behind & finite
 
-    def _prove(self, index: Tensor, x: Tensor, y: Tensor, eps: Tensor, local: LocalLayers) -> Tensor:
-        """Certify what this bound can among `index`; returns the rest."""
-        if not len(index):
-            return index
-        margin = self.prover.margin(x[index], y[index], eps[index], local=local, domain=self.domain)
-        proved = (margin.worst > 0) & torch.isfinite(margin.lipschitz)
-        for i, worst, bound in zip(index.tolist(), margin.worst.tolist(), margin.lipschitz.tolist(), strict=True):
-            self.margins[self._first + i], self.lipschitz[self._first + i] = worst, bound
-        mask = torch.zeros(len(x), dtype=torch.bool, device=x.device)
-        mask[index[proved]] = True
-        self._settle(mask, Verdict.CERTIFIED, CHECKS[local])
+    def _prove(self, index: Tensor, local: LocalLayers) -> Tensor:
+        """Certify what this bound can; returns the rest."""
+        found = self.prover.margin(*self.inputs.take(index), local=local, domain=self.inputs.domain)
+        proved = (found.worst > 0) & torch.isfinite(found.lipschitz)
+        self.margin[index.cpu()], self.lipschitz[index.cpu()] = found.worst.cpu(), found.lipschitz.cpu()
+        self._settle(index[proved], Verdict.CERTIFIED, CHECKS[local])
         return index[~proved]
 
-    def _promising(self, index: Tensor, x: Tensor, y: Tensor, eps: Tensor) -> Tensor:
-        """Those of `index` that norms from below leave a positive margin."""
-        if self.guess is None or not len(index):
-            return index
-        return index[self.guess.margin(x[index], y[index], eps[index], domain=self.domain).worst > 0]
+    def _promising(self, guess: Prover, index: Tensor) -> Tensor:
+        """Those that norms from below leave a positive margin."""
+        return index[guess.margin(*self.inputs.take(index), domain=self.inputs.domain).worst > 0]
 
-    def _attack(self, index: Tensor, x: Tensor, y: Tensor, eps: Tensor) -> Tensor:
+    def _attack(self, index: Tensor) -> Tensor:
         """Mark as attacked what surely changes class at a point surely inside the ball; returns the rest."""
-        if not len(index) or not self.attack_steps:
-            return index
+        x, y, eps = self.inputs.take(index)
         generator = torch.Generator(x.device).manual_seed(self.generator_seed)
-        settings = {"steps": self.attack_steps, "input_domain": self.domain, "generator": generator}
-        with torch.inference_mode(False), autocast_off():
-            found = pgd_l2(self.prover.network, x[index], y[index], eps[index], **settings)  # type: ignore[arg-type]
+        settings = {"steps": self.attack_steps, "input_domain": self.inputs.domain, "generator": generator}
+        with autocast_off():
+            found = pgd_l2(self.prover.network, x, y, eps, **settings)  # type: ignore[arg-type]
         with exact_arithmetic():
-            inside = (found - x[index]).flatten(1).norm(dim=1) * (1 + 1e-9) <= eps[index]
-            broken = self._clean(found, y[index])[1] & inside
-        mask = torch.zeros(len(x), dtype=torch.bool, device=x.device)
-        mask[index[broken]] = True
-        self._settle(mask, Verdict.ATTACKED, "attack")
+            inside = (found - x).flatten(1).norm(dim=1) * (1 + 1e-9) <= eps
+            broken = self._clean(found, y)[1] & inside
+        self._settle(index[broken], Verdict.ATTACKED, "attack")
         return index[~broken]
 
-    def _settle(self, mask: Tensor, verdict: Verdict, check: str) -> None:
-        for i in mask.nonzero()[:, 0].tolist():
-            self.verdicts[self._first + i], self.decided_by[self._first + i] = verdict, check
+    def _settle(self, index: Tensor, verdict: Verdict, check: str) -> None:
+        for i in index.tolist():
+            self.verdicts[i], self.decided_by[i] = verdict, check

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from locallip.attacks import withstands
-from locallip.bounds import BoxRadii, CeilingNorm, GlobalBound, global_bound, propagate, worst_logits
+from locallip.bounds import CeilingNorm, GlobalBound, global_bound, propagate, worst_logits
 from locallip.certify import certify
 from locallip.certify.inputs import as_eps, as_labels, check_batch_size, check_model
 from locallip.certify.prover import autocast_off, lead
@@ -30,8 +30,6 @@ LIPSCHITZ_IMAGES = 100
 FIRST_IMAGES = 200
 #: A part that takes longer says how far it is.
 PATIENCE_SECONDS = 15.0
-#: Power steps of the guess which images a proof with local radii may certify: few, so that it errs towards trying.
-GUIDE_STEPS = 30
 #: Offsets of the seeds: training may have drawn the weights with the seed itself, and proofs want starts of their own.
 _ATTACK_SEED, _ESTIMATE_SEED, _PROOF_SEED = 1_000_003, 2_000_003, 3_000_017
 
@@ -67,9 +65,8 @@ def evaluate(
     estimate: the paper's protocol, but for the last power step (see PowerNorm). Of the images that PGD did not break, those
         that power iteration from random starts calls robust, by the global bound or else by the local one with the paper's
         global radii for the boxes. No proof.
-    certified: `certify` with failure probability `failure_prob` per image. It is asked only about images that PGD did not
-        break and that an estimate calls robust, with the paper's radii or the tighter local ones that `certify` uses; the
-        others count as not certified.
+    certified: `certify` with failure probability `failure_prob` per image, of those that PGD did not break; the others count
+        as not certified.
     global_certified: the part of it that needed unmasked norms alone.
     first: how many of the first images (FIRST_IMAGES) are right and certified, in numbers.
     global_lipschitz, local_lipschitz: estimates; the local one is the mean over the first images (LIPSCHITZ_IMAGES).
@@ -131,9 +128,9 @@ class _Evaluation:
             with self._part("pgd"):
                 self.shares["pgd"] = self._attacked(network, pgd_steps, seed + _ATTACK_SEED)
             with self._part("estimate"):
-                self.shares["estimate"], candidates = self._estimated(network, power_steps, seed + _ESTIMATE_SEED)
+                self.shares["estimate"] = self._estimated(network, power_steps, seed + _ESTIMATE_SEED)
         with self._part("certified"):
-            self._certified(candidates, failure_prob, seed + _PROOF_SEED)
+            self._certified(failure_prob, seed + _PROOF_SEED)
 
     def _clean(self, network: Network) -> Tensor:
         everything = torch.arange(len(self.x), device=self.device)
@@ -156,36 +153,31 @@ class _Evaluation:
         )
         return self._mask(index[kept])
 
-    def _estimated(self, network: Network, steps: int, seed: int) -> tuple[Tensor, Tensor]:
-        """The images that the paper's protocol calls robust, and those that a proof may certify."""
-        rule, guide = PowerNorm(steps, seed=seed), PowerNorm(min(steps, GUIDE_STEPS), seed=seed + 1)
+    def _estimated(self, network: Network, steps: int, seed: int) -> Tensor:
+        """The images that the paper's protocol calls robust."""
+        rule = PowerNorm(steps, seed=seed)
         ceiling = global_bound(network, rule, self.eps)
         self.global_lipschitz = float(ceiling.total)
         standing = self.shares["pgd"].nonzero()[:, 0]
-        by_global = self._mask(standing[self._bound(network, standing, CeilingNorm(ceiling), ceiling, "global")[0] > 0])
+        by_global = self._mask(standing[self._bound(network, standing, CeilingNorm(ceiling), ceiling)[0] > 0])
         sample = torch.arange(len(self.x), device=self.device) < LIPSCHITZ_IMAGES
         index = ((self.shares["pgd"] & ~by_global) | sample).nonzero()[:, 0]
-        margin, bound = self._bound(network, index, rule, ceiling, "global")
+        margin, bound = self._bound(network, index, rule, ceiling)
         self.local_lipschitz = float(bound[: int(sample.sum())].double().mean())
-        robust = by_global | (self._mask(index[margin > 0]) & self.shares["pgd"])
-        rest = (self.shares["pgd"] & ~robust).nonzero()[:, 0]
-        margin, _ = self._bound(network, rest, guide, ceiling, "local")
-        return robust, robust | self._mask(rest[margin > 0])
+        return by_global | (self._mask(index[margin > 0]) & self.shares["pgd"])
 
-    def _bound(
-        self, network: Network, index: Tensor, rule: NormRule, ceiling: GlobalBound, radii: BoxRadii
-    ) -> tuple[Tensor, Tensor]:
+    def _bound(self, network: Network, index: Tensor, rule: NormRule, ceiling: GlobalBound) -> tuple[Tensor, Tensor]:
         """The label's lead in the worst logits and the Lipschitz bound for some images, each (len(index),)."""
         leads, bounds = [self.eps[:0]], [self.eps[:0]]
         for x, y in self._batches(index):
             eps = self.eps.expand(len(x))
-            trace = propagate(network, x, eps, rule, ceiling=ceiling, box_radii=radii, input_domain=self.domain)
+            trace = propagate(network, x, eps, rule, ceiling=ceiling, box_radii="global", input_domain=self.domain)
             leads.append(lead(worst_logits(network, trace, y).worst, y))
             bounds.append(trace.lipschitz)
         return torch.cat(leads), torch.cat(bounds)
 
-    def _certified(self, candidates: Tensor, failure_prob: float, seed: int) -> None:
-        index = candidates.nonzero()[:, 0]
+    def _certified(self, failure_prob: float, seed: int) -> None:
+        index = self.shares["pgd"].nonzero()[:, 0]
         if not len(index):
             return
         certificate = certify(
