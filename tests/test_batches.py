@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from locallip.training.batches import Epoch, Images, margin_of, steps_per_epoch
-from locallip.training.recipe import Recipe
+from locallip.training.recipe import Recipe, WrongRecipe
 
 CPU = torch.device("cpu")
 AUGMENTS = ("none", "crop", "crop_flip")
@@ -126,6 +126,8 @@ def test_a_recipe_may_name_the_margin():
     images, labels = some_images()
     r = recipe(augment="crop", crop_margin=1)
     assert margin_of(r, 32) == 1
+    with pytest.raises(WrongRecipe, match="crop_margin = 16: the images are 16 pixels high"):
+        margin_of(recipe(augment="crop", crop_margin=16), 16)
     empty_rows = {
         tuple((batch.x[i] == 0).all(2).all(0).nonzero().flatten().tolist())
         for batch in a_whole_epoch(r, images, labels)

@@ -19,8 +19,6 @@ from locallip.norms import Guarantee
 
 #: What a bound is called in `Certificate.decided_by`.
 CHECKS: dict[LocalLayers, str] = {"none": "global bound", "dense": "local bound of dense layers", "all": "local bound"}
-#: Power steps of the guess which inputs a full local bound may certify: few, so that it errs towards trying.
-GUESS_STEPS = 30
 
 
 class Verdict(StrEnum):
@@ -104,7 +102,7 @@ def certify(
     y = as_labels(y, len(x), classes, x.device)
     inputs = _Inputs(x, y, radii, input_domain, batch_size)
     with torch.inference_mode(False):  # the attack takes gradients
-        cascade = _Cascade(inputs, prover, _guess(prover, model, x, seed), attack_steps, seed)
+        cascade = _Cascade(inputs, prover, attack_steps, seed)
         cascade.decide()
     return Certificate(
         cascade.verdicts,
@@ -139,23 +137,15 @@ class _Inputs(NamedTuple):
         return self.x[index], self.y[index], self.eps[index]
 
 
-def _guess(prover: Prover, model: nn.Module, x: Tensor, seed: int | None) -> Prover | None:
-    """Estimates that tell where a proof is hopeless, if proofs are dear; with random numbers of their own."""
-    if prover.guarantee is Guarantee.ESTIMATE or prover.is_dense or not len(x):
-        return None
-    own_seed = None if seed is None else seed + 4_000_037
-    return Prover(model, x.shape[1:], Guarantee.ESTIMATE, power_steps=GUESS_STEPS, seed=own_seed, device=x.device)
-
-
 class _Cascade:
     """misclassified -> bound from unmasked norms -> attack -> local bound; each sees what is undecided, in full batches.
 
-    Where proofs are dear (there is a `guess`), norms per input are first taken in the dense layers alone, and those of all
-    layers only where power iteration, which is never above a proved norm, lets the proof succeed.
+    Where proofs are dear, norms per input are first taken in the dense layers alone, and those of all layers only where
+    power iteration leaves the proof a chance.
     """
 
-    def __init__(self, inputs: _Inputs, prover: Prover, guess: Prover | None, attack_steps: int, seed: int | None):
-        self.inputs, self.prover, self.guess, self.attack_steps = inputs, prover, guess, attack_steps
+    def __init__(self, inputs: _Inputs, prover: Prover, attack_steps: int, seed: int | None):
+        self.inputs, self.prover, self.attack_steps = inputs, prover, attack_steps
         self.generator_seed = 0 if seed is None else seed
         count = len(inputs.x)
         self.verdicts = [Verdict.UNKNOWN] * count
@@ -169,9 +159,11 @@ class _Cascade:
         index = self._each_batch(partial(self._prove, local="none"), index)
         if self.attack_steps:
             index = self._each_batch(self._attack, index)
-        if self.guess is not None:
-            index = self._each_batch(partial(self._prove, local="dense"), index)
-            index = self._each_batch(partial(self._promising, self.guess), index)
+        if self.prover.guarantee is not Guarantee.ESTIMATE:  # which follows the paper's protocol
+            if self.prover.has_cheap_layers:
+                index = self._each_batch(partial(self._prove, local="dense"), index)
+            if not self.prover.is_dense:
+                index = self._each_batch(self._promising, index)
         self._each_batch(partial(self._prove, local="all"), index)
 
     def _each_batch(self, check: Callable[[Tensor], Tensor], index: Tensor) -> Tensor:
@@ -205,9 +197,9 @@ class _Cascade:
         self._settle(index[proved], Verdict.CERTIFIED, CHECKS[local])
         return index[~proved]
 
-    def _promising(self, guess: Prover, index: Tensor) -> Tensor:
-        """Those that norms from below leave a positive margin."""
-        return index[guess.margin(*self.inputs.take(index), domain=self.inputs.domain).worst > 0]
+    def _promising(self, index: Tensor) -> Tensor:
+        """Those where a full local bound has a chance."""
+        return index[self.prover.may_prove(*self.inputs.take(index), domain=self.inputs.domain)]
 
     def _attack(self, index: Tensor) -> Tensor:
         """Mark as attacked what surely changes class at a point surely inside the ball; returns the rest."""

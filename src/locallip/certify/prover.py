@@ -18,6 +18,8 @@ from locallip.norms import CholeskyNorm, Guarantee, LanczosNorm, NormRule, Power
 
 #: The layers whose norms are taken for every input anew; those of the others are the ones over all inputs.
 LocalLayers = Literal["none", "dense", "all"]
+#: Power steps of the guess where a proof may succeed: few, so that it errs towards trying.
+GUESS_STEPS = 30
 
 
 class Margin(NamedTuple):
@@ -30,7 +32,9 @@ class Margin(NamedTuple):
 class Prover:
     """Bounds of one model under one guarantee, in float64 with outward rounding.
 
-    The failure probability per input is split over the norms of the global bound and of `probes` local bounds.
+    The failure probability per input is split over the norms of the global bound and of `probes` local bounds. `is_dense`:
+    all layers are, so that no norm costs much more than another; `has_cheap_layers`: norms of dense layers are worth trying
+    before those of all layers.
     """
 
     def __init__(
@@ -54,43 +58,55 @@ class Prover:
         check_numbers(failure_prob, power_steps, seed)
         per_norm = failure_prob / (self.network.num_norms * (1 + probes))
         self.rule = _rule(self.guarantee, self.network, per_norm, power_steps, seed)
+        # The starts of a proof must not depend on how it was decided to try it.
+        self._guess = PowerNorm(GUESS_STEPS, seed=another_seed(seed))
+        dense, last = dense_places(self.network), len(self.network.stages) - 1
+        self.is_dense = len(dense) == self.network.num_norms
+        # No margin needs the norm of the last layer, so it alone is no reason to try.
+        self.has_cheap_layers = not self.is_dense and any(stage < last for stage, _ in dense)
         device = device or next((p.device for p in model.parameters()), torch.device("cpu"))
         like = torch.ones(1, dtype=torch.float64, device=device)
         with exact_arithmetic():
             self.ceiling = global_bound(self.network, self.rule, like, outward=True)
 
-    @property
-    def is_dense(self) -> bool:
-        """Whether all layers are dense, so that no norm costs much more than another."""
-        return len(dense_places(self.network)) == self.network.num_norms
-
     def trace(
         self, x: Tensor, eps: Tensor, *, local: LocalLayers = "all", domain: tuple[float, float] | None = None
     ) -> Trace:
         """The bound with norms for every input in the layers `local`, for float64 x and eps (B,)."""
-        with exact_arithmetic():
-            rule = self._rules(local)
-            return propagate(self.network, x, eps, rule, ceiling=self.ceiling, input_domain=domain, outward=True)
-
-    def _rules(self, local: LocalLayers) -> NormRule:
         if local == "none":
-            return CeilingNorm(self.ceiling)
-        return self.rule if local == "all" else PartlyLocal(self.rule, dense_places(self.network), self.ceiling)
+            return self._trace(CeilingNorm(self.ceiling), x, eps, domain)
+        rule = self.rule if local == "all" else PartlyLocal(self.rule, dense_places(self.network), self.ceiling)
+        return self._trace(rule, x, eps, domain)
+
+    def _trace(self, rule: NormRule, x: Tensor, eps: Tensor, domain: tuple[float, float] | None) -> Trace:
+        with exact_arithmetic():
+            return propagate(self.network, x, eps, rule, ceiling=self.ceiling, input_domain=domain, outward=True)
 
     def margin(
         self, x: Tensor, y: Tensor, eps: Tensor, *, local: LocalLayers = "all", domain: tuple[float, float] | None = None
     ) -> Margin:
         """What is proved of the label's lead on each ball; NaN where nothing is."""
         trace = self.trace(x, eps, local=local, domain=domain)
+        return Margin(self._lead(trace, y), trace.lipschitz)
+
+    def may_prove(self, x: Tensor, y: Tensor, eps: Tensor, *, domain: tuple[float, float] | None = None) -> Tensor:
+        """Where power iteration, which is never above a proved norm, leaves the margin a chance; (B,) bool."""
+        return ~(self._lead(self._trace(self._guess, x, eps, domain), y) <= 0)  # a NaN rules nothing out
+
+    def _lead(self, trace: Trace, y: Tensor) -> Tensor:
         with exact_arithmetic():
-            worst = worst_logits(self.network, trace, y, outward=True).worst
-        return Margin(lead(worst, y), trace.lipschitz)
+            return lead(worst_logits(self.network, trace, y, outward=True).worst, y)
 
     def clean_logits(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Logits at x and a bound of their error, each (B, C)."""
         trace = self.trace(x, torch.zeros(len(x), dtype=x.dtype, device=x.device), local="none")
         assert trace.logits_error is not None
         return trace.logits, trace.logits_error
+
+
+def another_seed(seed: int | None) -> int | None:
+    """A seed for random numbers that have nothing to do with those of `seed`."""
+    return None if seed is None else (seed + 4_000_037) % 2**63
 
 
 def lead(logits: Tensor, y: Tensor) -> Tensor:

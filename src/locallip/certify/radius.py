@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from locallip.certify.cascade import number_of_classes
 from locallip.certify.inputs import as_batch, as_labels, check_batch_size
-from locallip.certify.prover import LocalLayers, Prover
+from locallip.certify.prover import LocalLayers, Prover, another_seed
 from locallip.norms import Guarantee
 
 #: Shares of the suggested radius that are tried, in this order, until one is proved.
@@ -50,8 +50,7 @@ def certified_radius(
     )
     y = as_labels(y, len(x), number_of_classes(prover), x.device)
     # The guide has random numbers of its own: the starts of a proof must not depend on how its radius was found.
-    own_seed = None if seed is None else seed + 1_000_003
-    guide = Prover(model, x.shape[1:], Guarantee.ESTIMATE, power_steps=power_steps, seed=own_seed, device=x.device)
+    guide = Prover(model, x.shape[1:], Guarantee.ESTIMATE, power_steps=power_steps, seed=another_seed(seed), device=x.device)
     parts = [
         _radii(prover, guide, x[i : i + batch_size], y[i : i + batch_size], input_domain)
         for i in range(0, len(x), batch_size)

@@ -57,6 +57,7 @@ def example(module: nn.Module, input_shape: Sequence[int], batch: int, seed: int
     return torch.randn(batch, *input_shape, generator=generator).to(dtype=dtype, device=device)
 
 
+@torch.no_grad()  # what was made in inference mode and is asked for outside cannot be differentiated
 def _check_parameters(module: nn.Module) -> None:
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         if isinstance(tensor, (nn.UninitializedParameter, nn.UninitializedBuffer)):

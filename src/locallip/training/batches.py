@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from locallip.training.recipe import Augment, Recipe
+from locallip.training.recipe import Augment, Recipe, WrongRecipe
 
 
 @dataclass(frozen=True)
@@ -88,6 +88,10 @@ def _draw_shifts(count: int, augment: Augment, margin: int, generator: torch.Gen
 
 def margin_of(recipe: Recipe, height: int) -> int:
     """Pixels of zeros around an image from which crops are taken: the recipe's, or an eighth of the height (CIFAR-10: 4)."""
+    if recipe.crop_margin >= height:
+        raise WrongRecipe(
+            f"crop_margin = {recipe.crop_margin}: the images are {height} pixels high; a crop may hold none of one"
+        )
     return 0 if recipe.augment == "none" else recipe.crop_margin or height // 8
 
 

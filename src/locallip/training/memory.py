@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import nn
 
 from locallip.data import ImageSet
 from locallip.network import lower
+from locallip.training.batches import margin_of
 from locallip.training.objective import local_places, places
 from locallip.training.recipe import Recipe
 
@@ -23,7 +26,9 @@ def plan_memory(
     saved = sum(shape.numel() for shape in local_places(network, recipe).values()) if recipe.starts == "saved" else 0
     width = 2 if device.type == "cuda" else 4
     starts = saved * width * len(train.labels)
-    images = train.images.numel()
+    channels, *sides = train.images.shape[1:]
+    margin = margin_of(recipe, sides[0])
+    images = len(train.labels) * channels * math.prod(side + 2 * margin for side in sides)
     step = units * STEP_BYTES_PER_UNIT * (recipe.batch + recipe.probes)
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else float("inf")
     fits = starts + step + images < 0.95 * free
