@@ -575,6 +575,12 @@ def test_fewer_images_are_the_first_ones_and_more_than_there_are_a_clear_error(t
     assert f"images = {TRAIN + 1}: embedded has {TRAIN} training images" in capsys.readouterr().err
 
 
+def test_a_margin_that_crops_could_get_lost_in_is_a_clear_error_before_there_is_a_folder(tmp_path, capsys):
+    assert cli.main(arguments(tmp_path, tmp_path / "run", recipe(augment="crop", crop_margin=28))) == 2
+    assert capsys.readouterr().err.startswith("locallip: crop_margin = 28: the images are 28 pixels high")
+    assert not (tmp_path / "run").exists()
+
+
 def test_the_first_weights_follow_from_the_seed_alone():
     one = make_model(recipe(seed=1), (1, 28, 28), 10).state_dict()
     torch.rand(3)

@@ -90,7 +90,7 @@ def margin_of(recipe: Recipe, height: int) -> int:
     """Pixels of zeros around an image from which crops are taken: the recipe's, or an eighth of the height (CIFAR-10: 4)."""
     if recipe.crop_margin >= height:
         raise WrongRecipe(
-            f"crop_margin = {recipe.crop_margin}: the images are {height} pixels high; a crop may hold none of one"
+            f"crop_margin = {recipe.crop_margin}: the images are {height} pixels high, so that a crop could miss one"
         )
     return 0 if recipe.augment == "none" else recipe.crop_margin or height // 8
 

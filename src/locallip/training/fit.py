@@ -18,6 +18,7 @@ from locallip.data import ImageSet, hold_out, load_images
 from locallip.files import write_atomically
 from locallip.models import num_parameters
 from locallip.provenance import environment, hardware
+from locallip.training.batches import margin_of
 from locallip.training.evaluate import evaluate
 from locallip.training.progress import Display, display, duration
 from locallip.training.recipe import Recipe, WrongRecipe
@@ -80,6 +81,7 @@ def _data(recipe: Recipe, options: Options) -> tuple[ImageSet, ImageSet | None, 
     settings = {"root": options.data_root, "download": options.download}
     train = load_images(recipe.data, "train", **settings)  # type: ignore[arg-type]
     test = load_images(recipe.data, "test", **settings)  # type: ignore[arg-type]
+    margin_of(recipe, train.images.shape[2])  # refuses one that the images are too small for
     if recipe.images:
         if recipe.images > len(train.labels):
             raise WrongRecipe(f"images = {recipe.images}: {recipe.data} has {len(train.labels):,} training images")
