@@ -96,8 +96,16 @@ def certify(
         raise ValueError(f"attack_steps must be at least 0, got {attack_steps}")
     x = as_batch(x, model, input_domain)
     radii = as_eps(eps, len(x), x.device)
-    settings = {"failure_prob": failure_prob, "power_steps": power_steps, "seed": seed, "device": x.device}
-    prover = Prover(model, x.shape[1:], guarantee, probes=2, **settings)  # type: ignore[arg-type]
+    prover = Prover(
+        model,
+        x.shape[1:],
+        guarantee,
+        failure_prob=failure_prob,
+        probes=2,  # norms of dense layers alone, and of all layers
+        power_steps=power_steps,
+        seed=seed,
+        device=x.device,
+    )
     classes = number_of_classes(prover)
     y = as_labels(y, len(x), classes, x.device)
     inputs = _Inputs(x, y, radii, input_domain, batch_size)
