@@ -99,4 +99,4 @@ def _largest_eigenvalue(gram: Tensor) -> Tensor:
 
     process = Lanczos(lambda q: q @ gram, noise, 200, orthogonalize=True)
     process.run(min(200, len(gram)))
-    return process.ritz_values()[0, -1].clamp(min=0)
+    return process.matrix().largest_eigenvalue()[0].clamp(min=0)

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from locallip.norms.base import Guarantee, Noise, NormKey, ProvenRule
+from locallip.norms.tridiagonal import Tridiagonal
 from locallip.ops import Masked
 from locallip.rounding import gamma, up
 
@@ -81,8 +82,8 @@ class LanczosNorm(ProvenRule):
 
     def _upper(self, process: Lanczos, n: int, looks: int) -> tuple[Tensor, Tensor]:
         """The largest Ritz value and the upper bound of the eigenvalue, each (B,); `looks` times it may be asked for."""
-        ritz = process.ritz_values()
-        theta = ritz[:, -1].clamp(min=0)
+        matrix = process.matrix()
+        theta = matrix.largest_eigenvalue().clamp(min=0)
         half = self.failure_prob / 2
         # The first bound holds for a number of steps fixed beforehand: its share is split over all looks.
         excess = (math.log(1.648 * math.sqrt(n) * looks / half) / (2 * process.steps - 1)) ** 2
@@ -90,7 +91,7 @@ class LanczosNorm(ProvenRule):
         smallest_overlap = half * math.sqrt(math.pi / (2 * n))
         floor = 4 * torch.finfo(torch.float64).eps * theta[:, None]
         log_product = torch.maximum(process.beta, floor).log().sum(1) - math.log(smallest_overlap)
-        posterior = torch.minimum(prior, _largest_root(ritz, log_product))
+        posterior = torch.minimum(prior, matrix.passes(theta, log_product))
         # Behind a restart the coefficients no longer belong to the first start alone, which the second bound is about.
         return theta, torch.where(process.restarted, prior, posterior)
 
@@ -149,14 +150,9 @@ class Lanczos:
     def beta(self) -> Tensor:
         return self._beta[:, : self.steps]
 
-    def ritz_values(self) -> Tensor:
-        """Eigenvalues of the tridiagonal matrix, ascending, (B, steps)."""
-        off = self._beta[:, : self.steps - 1]
-        tridiagonal = torch.diag_embed(self._alpha[:, : self.steps])
-        tridiagonal = tridiagonal + torch.diag_embed(off, 1) + torch.diag_embed(off, -1)
-        finite = torch.isfinite(tridiagonal).flatten(1).all(1)
-        values = torch.linalg.eigvalsh(torch.where(finite[:, None, None], tridiagonal, 0.0))
-        return torch.where(finite[:, None], values, float("nan"))
+    def matrix(self) -> Tridiagonal:
+        """What A^T A is in the basis so far; its eigenvalues are the Ritz values."""
+        return Tridiagonal(self._alpha[:, : self.steps], self._beta[:, : self.steps - 1])
 
 
 def gram_operator(op: Masked, like: Tensor) -> tuple[Callable[[Tensor], Tensor], Tensor]:
@@ -189,19 +185,6 @@ def _checkpoints(last: int) -> list[int]:
         steps.append(k)
         k = k * 3 // 2
     return [*steps, last]
-
-
-def _largest_root(ritz: Tensor, log_product: Tensor) -> Tensor:
-    """The largest mu with sum_i log(mu - ritz_i) <= log_product, rounded up; ritz (B, k) ascending, result (B,)."""
-    top = ritz[:, -1:]
-    high = log_product / ritz.shape[1]  # every factor is at least mu - top, so log(mu - top) is at most the mean
-    low = torch.full_like(high, -80.0) + top[:, 0].clamp(min=torch.finfo(top.dtype).tiny).log()
-    low = torch.minimum(low, high)
-    for _ in range(60):
-        middle = (low + high) / 2
-        below = (middle.exp()[:, None] + (top - ritz)).log().sum(1) <= log_product
-        low, high = torch.where(below, middle, low), torch.where(below, high, middle)
-    return top[:, 0].clamp(min=0) + high.exp()
 
 
 def _unit_rows(w: Tensor) -> Tensor:
