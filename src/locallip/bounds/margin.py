@@ -106,7 +106,7 @@ def _rise(op: LinearOp, region: Region, y: Tensor, form: MarginForm, steps: int,
         direction = direction * region.outputs.flatten(1)[:, None].to(like.dtype)
     lower, upper = _scaled_box(region, outward)
     radius = region.radius[:, None]
-    slack = gamma(op.fan_in + direction.shape[-1] + 16, like.dtype) if outward else 0.0
+    slack = gamma(op.roundings + direction.shape[-1] + 16, like.dtype) if outward else 0.0
     if form == "ball":
         value = radius * (direction.norm(dim=-1) * (1 + slack) + (FLOOR if outward else 0.0))
     elif form == "box":
@@ -118,7 +118,7 @@ def _rise(op: LinearOp, region: Region, y: Tensor, form: MarginForm, steps: int,
     # What the rounding of the rows themselves can add, over the whole box.
     reach = torch.maximum(-region.box.lower + region.center, region.box.upper - region.center)
     reach = up(reach.clamp(min=0) + (0.0 if region.error is None else region.error))
-    lost = gamma(op.fan_in + 8, like.dtype) * up(op.apply_abs(reach), op.fan_in + 8)
+    lost = gamma(op.roundings + 8, like.dtype) * up(op.apply_abs(reach), op.fan_in + 8)
     return value + lost + lost.gather(1, y[:, None])
 
 

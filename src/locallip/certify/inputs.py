@@ -16,6 +16,8 @@ from locallip.network import Network
 #: log10 of the smallest entry of an operator whose squares and products with widths stay clear of underflow in float64;
 #: every float32 number is larger, and so is the product of two.
 SMALLEST = -120
+#: Random starts come from generators of 64 bits, whose every value has a probability of 5e-20.
+SMALLEST_FAILURE_PROB = 1e-15
 
 Eps = float | str | Fraction | Sequence[float] | Tensor
 
@@ -103,10 +105,15 @@ def check_shape(shape: object) -> None:
 def check_numbers(failure_prob: object, power_steps: object, seed: object) -> None:
     if not isinstance(failure_prob, numbers.Real) or not 0 < float(failure_prob) < 1:
         raise ValueError(f"failure_prob must be a number between 0 and 1, got {failure_prob!r}")
+    if float(failure_prob) < SMALLEST_FAILURE_PROB:
+        raise ValueError(
+            f"failure_prob must be at least {SMALLEST_FAILURE_PROB:g}, got {failure_prob!r}: random starts come from 64 "
+            "bits; use guarantee='deterministic' for less"
+        )
     if not isinstance(power_steps, int) or power_steps < 1:
         raise ValueError(f"power_steps must be a whole number of at least 1, got {power_steps!r}")
-    if seed is not None and not isinstance(seed, int):
-        raise ValueError(f"seed must be a whole number or None, got {seed!r}")
+    if seed is not None and not (isinstance(seed, int) and -(2**63) <= seed < 2**63):
+        raise ValueError(f"seed must be a whole number of 64 bits or None, got {seed!r}")
 
 
 def check_batch_size(batch_size: int) -> None:

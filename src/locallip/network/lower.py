@@ -51,6 +51,9 @@ class _Form:
 class _Tracer(fx.Tracer):
     """Treats every module with a rule as one node and looks inside everything else that is not torch's own."""
 
+    #: Else a product of buffers would be a constant like any other, with the rounding of the module's dtype.
+    proxy_buffer_attributes = True
+
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         known = rules.module_rule(m) is not None or isinstance(m, rules.RESHAPE_MODULES)
         return known or super().is_leaf_module(m, module_qualified_name)

@@ -46,7 +46,7 @@ class CholeskyNorm(ProvenRule):
             matrix, absolute, first, second = matrix.T, absolute.T, op.cols, op.rows
         else:
             first, second = op.rows, op.cols
-        entry_error = gamma(op.fan_in + 4, like.dtype)
+        entry_error = gamma(op.roundings + 4, like.dtype)
         values = []
         for i in range(op.batch):
             weighed = _weigh(matrix, first, second, i)

@@ -60,8 +60,9 @@ class LanczosNorm(ProvenRule):
         per_sample = 8 * n * (4 + (min(self.max_steps, n) if n <= ORTHOGONAL_LIMIT else 0))
         chunk = max(1, self.memory // per_sample)
         bounds = [self._bound(op.select(slice(i, i + chunk)), n, like) for i in range(0, op.batch, chunk)]
-        # With A v off by E v, ||E|| <= gamma || |A| ||, the norm is at most the computed one plus (1 + sqrt(2)) ||E||.
-        lost = 4 * gamma(op.fan_in + 16, torch.float64) * coarse.double()
+        # With A v and A^T w off by E v and F^T w, both norms <= gamma || |A| ||, the norm is at most the computed one plus
+        # (1 + sqrt(2)) of that.
+        lost = 4 * gamma(op.roundings + 16, torch.float64) * coarse.double()
         return up((torch.cat(bounds) + lost).to(like.dtype), 2)
 
     def _bound(self, op: Masked, n: int, like: Tensor) -> Tensor:

@@ -14,9 +14,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-#: Points tried at a time, and how often an interval is cut into so many: 64^6 = 7e10 and 64^3 = 3e5 parts.
+#: Points tried at a time, and how often an interval is cut into so many: 64^6 = 7e10 and 64^4 = 2e7 parts.
 POINTS = 64
-CUTS_OF_EIGENVALUE, CUTS_OF_GAP = 6, 3
+CUTS_OF_EIGENVALUE, CUTS_OF_GAP = 6, 4
 #: No gap above the largest eigenvalue is resolved below this share of it.
 SMALLEST_GAP = 1e-13
 #: Pivots held at a time: 256 MB.

@@ -28,6 +28,16 @@ class LinearOp(ABC):
     #: Computes in the dtype of what it is given; a certificate may rest on no other.
     exact: bool = True
 
+    @property
+    def fan_out(self) -> int:
+        """As `fan_in`, for the adjoint: at most one product per output, and what is behind each entry."""
+        return self.fan_in if self.disjoint_rows else self.fan_in + self.out_shape.numel()
+
+    @property
+    def roundings(self) -> int:
+        """Behind one entry of W v or of W^T w."""
+        return max(self.fan_in, self.fan_out)
+
     @abstractmethod
     def apply(self, v: Tensor) -> Tensor:
         """W v, (B, *in_shape) -> (B, *out_shape)."""
@@ -101,6 +111,10 @@ class Compose(LinearOp):
         self.fan_in = outer.fan_in + inner.fan_in + 1
         self.exact = outer.exact and inner.exact
 
+    @property
+    def fan_out(self) -> int:
+        return self.outer.fan_out + self.inner.fan_out + 1
+
     def apply(self, v: Tensor) -> Tensor:
         return self.outer.apply(self.inner.apply(v))
 
@@ -135,6 +149,10 @@ class Sum(LinearOp):
         self.fan_in = max(part.fan_in for part in parts) + len(parts)
         self.exact = all(part.exact for part in parts)
 
+    @property
+    def fan_out(self) -> int:
+        return max(part.fan_out for part in self.parts) + len(self.parts)
+
     def apply(self, v: Tensor) -> Tensor:
         return total([part.apply(v) for part in self.parts])
 
@@ -167,6 +185,10 @@ class Masked(LinearOp):
         self.disjoint_rows, self.single_entry_rows = base.disjoint_rows, base.single_entry_rows
         self.fan_in = base.fan_in + 2
         self.exact = base.exact
+
+    @property
+    def fan_out(self) -> int:
+        return self.base.fan_out + 2
 
     def apply(self, v: Tensor) -> Tensor:
         return _weigh(self.base.apply(_weigh(v, self.cols)), self.rows)

@@ -22,6 +22,10 @@ class Cast(LinearOp):
         self.in_shape, self.out_shape = base.in_shape, base.out_shape
         self.disjoint_rows, self.single_entry_rows, self.fan_in = base.disjoint_rows, base.single_entry_rows, base.fan_in
 
+    @property
+    def fan_out(self) -> int:
+        return self.base.fan_out
+
     def apply(self, v: Tensor) -> Tensor:
         return self.base.apply(v.to(self.dtype))
 

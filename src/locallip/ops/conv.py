@@ -48,6 +48,11 @@ class Conv(LinearOp):
         self._turns = all(s == 1 for s in stride) and all(min(pair) >= 0 for pair in self._adjoint_sides)
         self.disjoint_rows = out_channels == groups and all(s >= e for s, e in zip(stride, extent, strict=True))
         self.fan_in = int(group_channels * torch.Size(kernel).numel())
+        self._fan_out = int(out_channels // groups * torch.Size(kernel).numel())
+
+    @property
+    def fan_out(self) -> int:
+        return self._fan_out
 
     def _convolve(self, v: Tensor, weight: Tensor, sides: Sequence[tuple[int, int]], stride: Sequence[int]) -> Tensor:
         """Zero padding per side, then a convolution; unequal sides ("same" with an even kernel) are padded by hand."""
