@@ -111,10 +111,10 @@ def arguments(tmp_path, out, r, *more):
     return ["train", str(path), "--out", str(out), "--device", "cpu", "--no-evaluate", *more]
 
 
-def start(args, before="pass", extra=""):
+def start(args, before="pass", extra="", stdout=subprocess.PIPE):
     code = DRIVER.format(train=TRAIN, test=TEST, before=before, extra=extra)
     return subprocess.Popen(
-        [sys.executable, "-c", code, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, encoding="utf-8"
+        [sys.executable, "-c", code, *args], stdout=stdout, stderr=subprocess.PIPE, text=True, encoding="utf-8"
     )
 
 
@@ -204,6 +204,44 @@ def test_a_termination_does_the_same(tmp_path, monkeypatch, whole):
     assert RunFolder(out).load().values["step"] == 6
     run(out, r, resume=True)
     assert_same_run(whole(r), out)
+
+
+def test_a_closed_terminal_saves_though_nothing_can_be_said_any_more(tmp_path, whole):
+    pty = pytest.importorskip("pty")
+    r, out = recipe(), tmp_path / "stopped"
+    ours, theirs = pty.openpty()
+    last_words = "taken == 6 and (time.sleep(2), os.kill(os.getpid(), signal.SIGHUP))"
+    process = start(arguments(tmp_path, out, r), last_words, stdout=theirs)
+    os.close(theirs)
+    os.read(ours, 1)  # it has begun to speak
+    os.close(ours)
+    code, _, err = finished(process)
+    assert code == 130
+    assert err == ""
+    assert RunFolder(out).load().values["step"] == 6
+    run(out, r, resume=True)
+    assert_same_run(whole(r), out)
+
+
+def test_a_run_whose_output_nobody_reads_goes_on_to_its_end(tmp_path, whole):
+    r, out = recipe(), tmp_path / "run"
+    process = start(arguments(tmp_path, out, r))
+    process.stdout.close()
+    assert process.wait(timeout=120) == 0
+    assert process.stderr.read() == ""
+    process.stderr.close()
+    assert_same_run(whole(r), out)
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="this system has no SIGHUP")
+def test_what_nohup_ignores_stays_ignored(tmp_path, monkeypatch, whole):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        stop_at(monkeypatch, 6, signal.SIGHUP)
+        run(tmp_path / "run", recipe())
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert_same_run(whole(recipe()), tmp_path / "run")
 
 
 @pytest.mark.parametrize("last", [1, PER_EPOCH - 1, PER_EPOCH, 2 * PER_EPOCH, TOTAL - 1, TOTAL])
@@ -608,6 +646,17 @@ def test_a_folder_in_use_is_refused(tmp_path):
     assert "is in use by another process" in other.stderr
     with held.in_use():
         pass  # free again
+    with pytest.raises(ValueError, match=r"^mine$"), held.in_use():  # what goes wrong inside keeps its name
+        raise ValueError("mine")
+
+
+def test_of_two_that_start_in_one_new_folder_the_second_leaves_no_trace(tmp_path):
+    first = RunFolder(tmp_path / "run")
+    first.make()
+    with first.in_use():
+        with pytest.raises(RunFolderError, match="is in use by another process"):
+            run(tmp_path / "run", recipe(seed=2))
+        assert [path.name for path in first.path.iterdir()] == ["lock"]
 
 
 def test_an_evaluation_of_more_images_is_not_replaced(tmp_path):
@@ -615,9 +664,22 @@ def test_an_evaluation_of_more_images_is_not_replaced(tmp_path):
     for changes in ({"evaluate": False}, {"limit": 2}):
         again = fit(recipe(), Options(out=tmp_path / "run", resume=True, **changes), Silent())
         assert again["evaluation"] == first["evaluation"]
-    with pytest.raises(RunFolderError, match="another recipe or of more images"):
-        fit(recipe(batch=8), Options(out=tmp_path / "other", limit=6, results=tmp_path / "results"), Silent())
-    assert not (tmp_path / "other").exists()
+    others = [(recipe(batch=8), 6, "batch is 16 there and 8 now"), (recipe(), 2, "it looked at 6 images")]
+    for other, limit, why in others:
+        with pytest.raises(RunFolderError, match=why):
+            fit(other, Options(out=tmp_path / "other", limit=limit, results=tmp_path / "results"), Silent())
+        assert not (tmp_path / "other").exists()
+
+
+def test_a_result_older_than_a_field_is_that_of_the_same_recipe(tmp_path):
+    options = Options(out=tmp_path / "run", limit=2, results=tmp_path / "results")
+    fit(recipe(), options, Silent())
+    (path,) = (tmp_path / "results").glob("*.json")
+    stored = json.loads(path.read_text())
+    del stored["recipe"]["crop_margin"]
+    path.write_text(json.dumps(stored))
+    fit(recipe(), dataclasses.replace(options, out=tmp_path / "again"), Silent())
+    assert "crop_margin" in json.loads(path.read_text())["recipe"]
 
 
 def test_a_run_older_than_a_field_resumes_with_its_default(tmp_path):

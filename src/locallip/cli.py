@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import platform
 import sys
@@ -197,6 +198,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(MISSING_EXTRA, file=sys.stderr)
         return 1
     plain, warnings.formatwarning = warnings.formatwarning, _plain_warning
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that knows no dashes gets question marks
     try:
         if args[:1] == ["train"]:
             train(args[1:])
@@ -212,6 +215,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except BrokenPipeError:  # whoever read our output has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:
+        print(f"locallip: {error}", file=sys.stderr)
         return 1
     except Stopped:
         return 130

@@ -20,7 +20,7 @@ from locallip.models import num_parameters
 from locallip.provenance import environment, hardware
 from locallip.training.batches import margin_of
 from locallip.training.evaluate import evaluate
-from locallip.training.progress import Display, display, duration
+from locallip.training.progress import Display, Undeterred, display, duration
 from locallip.training.recipe import Recipe, WrongRecipe
 from locallip.training.recipe import defaults as recipe_defaults
 from locallip.training.run import Run, interrupts
@@ -48,7 +48,7 @@ class Options:
 
 def fit(recipe: Recipe, options: Options, show: Display | None = None) -> dict[str, Any]:
     """Train as the recipe says; returns what `result.json` in the run folder holds."""
-    show = show or display()
+    show = Undeterred(show or display())
     device = options.device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
     train, validation, test = _data(recipe, options)
     if not options.resume:  # before there is a folder
@@ -70,9 +70,10 @@ def _folder(recipe: Recipe, options: Options) -> Iterator[RunFolder]:
     with ExitStack() as held:
         if options.resume and (options.out / "config.json").is_file():
             held.enter_context(folder.in_use())
-        RunFolder.create(options.out, fields, options.resume, defaults=recipe_defaults())
         if not options.resume:
+            folder.make()
             held.enter_context(folder.in_use())
+        RunFolder.create(options.out, fields, options.resume, defaults=recipe_defaults())
         yield folder
 
 
@@ -103,12 +104,20 @@ def _check_results(options: Options, recipe: Recipe, images: int) -> None:
     try:
         older = json.loads(target.read_text())
         seen = (older.get("evaluation") or {}).get("images", 0)
-        if older.get("recipe") != dataclasses.asdict(recipe) or seen > min(options.limit or images, images):
+        there, now = {**recipe_defaults(), **older["recipe"]}, dataclasses.asdict(recipe)
+        differ = [
+            f"{name} is {there.get(name)!r} there and {now.get(name)!r} now"
+            for name in {**there, **now}
+            if there.get(name) != now.get(name)
+        ]
+        if seen > min(options.limit or images, images):
+            differ.append(f"it looked at {seen:,} images")
+        if differ:
             raise RunFolderError(
-                f"{target} holds the result of another recipe or of more images, which this run would replace; name another "
-                "folder with --results, or move that file away"
+                f"{target} holds another result, which this run would replace: {'; '.join(differ)}. Name another folder "
+                "with --results, or move that file away"
             )
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, AttributeError, KeyError, TypeError):
         pass  # nothing there, or nothing worth keeping
     try:
         folder.mkdir(parents=True, exist_ok=True)

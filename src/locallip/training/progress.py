@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, Protocol
 
 #: Seconds between two plain lines, so that a log of hundreds of epochs stays readable.
@@ -105,6 +107,30 @@ class LiveLine:
         if self._started:
             self._live.stop()
             self._started = False
+
+
+class Undeterred:
+    """Another display until what it writes to is gone, such as a closed terminal or pipe; then none, and the run goes on."""
+
+    def __init__(self, inner: Display) -> None:
+        self.inner: Display = inner
+
+    def say(self, line: str) -> None:
+        self._do(lambda: self.inner.say(line))
+
+    def epoch(self, row: Mapping[str, Any]) -> None:
+        self._do(lambda: self.inner.epoch(row))
+
+    def close(self) -> None:
+        self._do(self.inner.close)
+
+    def _do(self, show: Callable[[], None]) -> None:
+        try:
+            show()
+        except OSError:
+            self.inner = Silent()
+            with suppress(OSError, ValueError):  # or what is still in the buffer would fail once more at the end
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class Silent:

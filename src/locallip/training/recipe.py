@@ -262,7 +262,7 @@ def from_mapping(values: Mapping[str, Any], *, where: str) -> Recipe:
 def read(path: Path) -> Recipe:
     """The recipe in a TOML file; its name is the file's unless it says otherwise."""
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        values = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise WrongRecipe(f"cannot read {path}: {error.strerror or error}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

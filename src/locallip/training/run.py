@@ -181,10 +181,10 @@ class Run:
             torch.cuda.synchronize(self.device)
         if begin is not None:
             self.seconds += time.perf_counter() - begin
-        self.show.close()
         self._check_finite()
         if self._saved_step != self.step:
             self.save()
+        self.show.close()
         self.show.say(f"stopped at step {self.step:,} of {self.total:,}; everything is saved, --resume goes on")
         raise Stopped
 
@@ -197,9 +197,8 @@ class Run:
         last = "no checkpoint yet"
         if found:
             last = f"the last good checkpoint is {self.folder.checkpoints / f'state-{found[0]}.json'}"
-        raise Diverged(
-            f"{trouble}; {last}. Try a smaller learning_rate, a longer ramp_epochs, or precision tf32, with another --out"
-        )
+        finer = ", or precision tf32" if self.recipe.precision == "bfloat16" and self.device.type == "cuda" else ""
+        raise Diverged(f"{trouble}; {last}. Try a smaller learning_rate or a longer ramp_epochs{finer}, with another --out")
 
     def _trouble(self) -> str | None:
         """What is not finite: the loss of a step since the last look, or weights, which the last update may have spoiled."""
@@ -233,7 +232,10 @@ def _starts_name(place: tuple[int, int]) -> str:
 
 @contextmanager
 def interrupts() -> Iterator[list[int]]:
-    """Ctrl-C, SIGTERM and a closed terminal fill the list instead of breaking a step; a second one breaks it."""
+    """Ctrl-C, SIGTERM and a closed terminal fill the list instead of breaking a step; a second one breaks it.
+
+    What was ignored before, as under nohup, stays so.
+    """
     asked: list[int] = []
     before: dict[int, Any] = {}
 
@@ -244,7 +246,8 @@ def interrupts() -> Iterator[list[int]]:
 
     try:
         for number in (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):
-            before[number] = signal.signal(number, note)
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                before[number] = signal.signal(number, note)
     except ValueError:  # not in the main thread: whoever called decides
         before = {}
     try:

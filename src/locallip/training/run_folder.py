@@ -14,10 +14,10 @@ import re
 import shutil
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 try:
     import fcntl
@@ -94,6 +94,12 @@ class RunFolder:
             write_atomically(folder.path / "README.txt", README.encode())
         return folder
 
+    def make(self) -> None:
+        """The folder itself, for a run of its own: nothing is written that another process might be writing too."""
+        self._check_unused()
+        with self._reported("cannot be used as a run folder"):
+            self.path.mkdir(parents=True, exist_ok=True)
+
     def _check_unused(self) -> None:
         with self._reported("cannot be used as a run folder"):
             if (self.path / "config.json").exists():
@@ -138,13 +144,19 @@ class RunFolder:
     @contextmanager
     def in_use(self) -> Iterator[None]:
         """Keep other processes out for a while: two runs in one folder would spoil each other's files."""
-        with self._reported("cannot be used as a run folder"), open(self.path / "lock", "w") as file:
+        with self._locked():
+            yield  # what goes wrong in here is not the folder's
+
+    def _locked(self) -> IO[str]:
+        with self._reported("cannot be used as a run folder"), ExitStack() as opened:
+            file = opened.enter_context(open(self.path / "lock", "w"))
             if fcntl is not None:
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
                     raise RunFolderError(f"{self.path} is in use by another process that is training there") from None
-            yield
+            opened.pop_all()
+            return file
 
     def check_space(self, bytes_needed: int) -> None:
         """Raise `RunFolderError` if a file cannot be written here or fewer than `bytes_needed` are free.
@@ -220,7 +232,9 @@ class RunFolder:
         steps = self.saved_steps()
         if not steps:
             return "there is no earlier checkpoint"
-        return f"the last good checkpoint, {self.checkpoints / f'state-{steps[0]}.json'}, is kept"
+        return (
+            f"the last good checkpoint, {self.checkpoints / f'state-{steps[0]}.json'}, is kept, and --resume goes on from it"
+        )
 
     def load(self, device: str | torch.device = "cpu") -> Checkpoint | None:
         """The newest checkpoint that is whole, with a warning for every damaged one passed over; None without any."""
@@ -233,7 +247,9 @@ class RunFolder:
                 wrong.append(f"{path} cannot be used: {error if str(error) else type(error).__name__}")
                 warnings.warn(f"{wrong[-1]}; looking for an earlier checkpoint", stacklevel=2)
         if wrong:
-            raise RunFolderError(f"no checkpoint in {self.checkpoints} is whole: {'; '.join(wrong)}")
+            raise RunFolderError(
+                f"no checkpoint in {self.checkpoints} is whole: {'; '.join(wrong)}. Without that folder --resume starts anew"
+            )
         return None
 
     def _read(self, path: Path, device: torch.device) -> Checkpoint:
@@ -258,11 +274,14 @@ class RunFolder:
     def append_metrics(self, row: Mapping[str, Any]) -> None:
         """One more line of metrics.jsonl; NaN and infinities become null."""
         line = (json.dumps(_finite(row), allow_nan=False) + "\n").encode()
-        with self._reported("could not take another line of metrics.jsonl"), open(self._metrics, "ab", buffering=0) as file:
+        with (
+            self._reported("could not take another line of metrics.jsonl", self._last_good),
+            open(self._metrics, "ab", buffering=0) as file,
+        ):
             size = file.tell()
             try:
                 if file.write(line) < len(line):  # on a disk that has just become full
-                    raise OSError(None, "the line was cut short")
+                    raise OSError(None, "the line was cut short; is the disk full?")
             except OSError:
                 with suppress(OSError):
                     file.truncate(size)
