@@ -31,7 +31,7 @@ def make_batch(model, size=4):
 def call(name, model, x, y, eps=0.05, **options):
     """One of the three functions of a batch, with the arguments that it takes."""
     args = {"local_lipschitz": (x, eps), "certify": (x, y, eps), "certified_radius": (x, y)}[name]
-    return getattr(ll, name)(model, *args, seed=0, **options)
+    return getattr(ll, name)(model, *args, **{"seed": 0, **options})
 
 
 def unless_refused(word, compute):
@@ -211,9 +211,11 @@ def test_bad_options(function):
     for guarantee in ("certain", None, 3):
         with pytest.raises(ValueError, match="'high_probability'"):
             call(function, model, x, y, guarantee=guarantee)
-    for probability in (0, 1, -0.5, 2.0, NAN):
+    for probability in (0, 1, -0.5, 2.0, NAN, 1e-16, 5e-324):
         with pytest.raises(ValueError, match="failure_prob"):
             call(function, model, x, y, failure_prob=probability)
+    with pytest.raises(ValueError, match="seed must be a whole number of 64 bits"):
+        call(function, model, x, y, seed=2**64)
     for size in (0, -1):
         with pytest.raises(ValueError, match="batch_size"):
             call(function, model, x, y, batch_size=size)

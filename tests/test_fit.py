@@ -38,6 +38,8 @@ PER_EPOCH, TOTAL = 4, 14  # steps
 DRIVER = """
 import os, signal, sys, threading, time, torch
 torch.set_num_threads(1)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started the tests may ignore it
+if hasattr(signal, "SIGHUP"): signal.signal(signal.SIGHUP, signal.SIG_DFL)
 from locallip import cli
 from locallip.training import fit, run
 from locallip.training.engine import Engine
@@ -79,6 +81,16 @@ def few_images(monkeypatch):
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True)
+def signals_that_nobody_ignores():
+    """As in a terminal: a job in the background, as tests may be, begins with some of them ignored."""
+    usual = {signal.SIGINT: signal.default_int_handler, getattr(signal, "SIGHUP", signal.SIGTERM): signal.SIG_DFL}
+    before = {number: signal.signal(number, handler) for number, handler in usual.items()}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @lru_cache

@@ -112,7 +112,7 @@ def check_numbers(failure_prob: object, power_steps: object, seed: object) -> No
         )
     if not isinstance(power_steps, int) or power_steps < 1:
         raise ValueError(f"power_steps must be a whole number of at least 1, got {power_steps!r}")
-    if seed is not None and not (isinstance(seed, int) and -(2**63) <= seed < 2**63):
+    if seed is not None and not (isinstance(seed, int) and -(2**63) <= seed < 2**64):
         raise ValueError(f"seed must be a whole number of 64 bits or None, got {seed!r}")
 
 
