@@ -134,3 +134,15 @@ def test_a_dense_network_has_one_local_bound():
     found = ll.certify(model, x, model(x).argmax(1), torch.logspace(-2, 0, 30, dtype=torch.float64), seed=0)
     assert set(found.decided_by) <= {"global bound", "local bound", "attack", "nothing"}
     assert "local bound" in found.decided_by
+
+
+def test_norms_over_all_inputs_are_close_whatever_the_spectrum():
+    """Singular values spread evenly up to the largest, the slow case; 320 dimensions, too many for a complete basis."""
+    torch.manual_seed(0)
+    left, right = (torch.linalg.qr(torch.randn(320, 320, dtype=torch.float64))[0] for _ in range(2))
+    layer = nn.Linear(320, 320, bias=False, dtype=torch.float64)
+    layer.weight.data = left @ torch.linspace(1e-3, 3.0, 320, dtype=torch.float64).diag() @ right
+    model = nn.Sequential(layer, nn.ReLU(), nn.Linear(320, 2, bias=False, dtype=torch.float64))
+    prover = Prover(model, (320,), "high_probability", seed=0)
+    first = next(iter(prover.ceiling.norms.values()))
+    assert 3.0 <= float(first) <= 3.0 * (1 + 5e-4) * (1 + 1e-7)

@@ -290,6 +290,17 @@ def test_lanczos_is_reproducible_by_seed_and_split_by_memory() -> None:
     assert (LanczosNorm(1e-4, max_steps=6, seed=3, memory=1)(op, KEY, LIKE) >= true_norms(op)).all()
 
 
+def test_a_sharpened_rule_draws_on_from_the_same_stream() -> None:
+    """Masks may depend on what the first rule found, so its starts must not come again."""
+    op = mask(conv(Weights(), (2, 6, 6), 3, (3, 3), (1, 1), [(1, 1), (1, 1)])[0], "bool")
+    rule = LanczosNorm(1e-4, max_steps=6, seed=3)
+    sharp = rule.sharpened(1e-9, 6)
+    first, other = sharp(op, KEY, LIKE), rule(op, KEY, LIKE)
+    assert torch.equal(first, LanczosNorm(1e-4, rtol=1e-9, max_steps=6, seed=3)(op, KEY, LIKE))
+    assert not torch.equal(first, other)
+    assert (rule.rtol, sharp.rtol) == (2e-3, 1e-9)
+
+
 def test_lanczos_without_orthogonal_basis(monkeypatch: pytest.MonkeyPatch) -> None:
     """Large layers keep no basis; the same code path on a small one, far past where orthogonality is lost."""
     monkeypatch.setattr("locallip.norms.lanczos.ORTHOGONAL_LIMIT", 0)

@@ -16,6 +16,7 @@ would void both, so each call draws its own.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 
@@ -54,6 +55,12 @@ class LanczosNorm(ProvenRule):
             raise ValueError(f"the failure probability must lie between 0 and 1, got {failure_prob}")
         self.failure_prob, self.rtol, self.max_steps, self.memory = failure_prob, rtol, max_steps, memory
         self._noise = Noise(seed)
+
+    def sharpened(self, rtol: float, max_steps: int) -> LanczosNorm:
+        """The same rule to another tolerance; both draw from one stream, so that no start is used twice."""
+        rule = copy.copy(self)
+        rule.rtol, rule.max_steps = rtol, max_steps
+        return rule
 
     def proven_norm(self, op: Masked, key: NormKey, like: Tensor, coarse: Tensor) -> Tensor:
         n = min(op.in_shape.numel(), op.out_shape.numel())
