@@ -254,11 +254,11 @@ def test_output_that_is_no_vector_of_logits():
 
 def test_layer_too_large_for_a_deterministic_proof():
     model = nn.Sequential(
-        nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 16, 3, padding=1), nn.ReLU(), nn.Flatten()
+        nn.Conv2d(3, 160, 3, padding=1), nn.ReLU(), nn.Conv2d(160, 160, 3, padding=1), nn.ReLU(), nn.Flatten()
     )
-    model.append(nn.Linear(16 * 32 * 32, 2))
+    model.append(nn.Linear(160 * 16 * 16, 2))
     with pytest.raises(ll.LayerTooLarge, match=r"'2'.*guarantee='high_probability'"):
-        ll.certify(model, torch.zeros(1, 3, 32, 32), torch.tensor([0]), 0.1, guarantee="deterministic")
+        ll.certify(model, torch.zeros(1, 3, 16, 16), torch.tensor([0]), 0.1, guarantee="deterministic")
 
 
 # Degenerate networks -----------------------------------------------------------------------------------------------------

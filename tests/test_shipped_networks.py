@@ -69,3 +69,16 @@ def test_a_network_certifies_what_its_card_says(card: ModelCard, test_images) ->
         else:
             share = card.evaluation[name] / 100
             assert abs(count - share * COUNT) <= 4 * math.sqrt(share * (1 - share) * COUNT), name
+
+
+def test_a_network_is_certified_without_any_chance(test_images) -> None:
+    """The deterministic proof of a network with four convolutions: the same verdicts as with high probability."""
+    images = test_images("mnist")
+    x, y = images.images[:30].float() / 255, images.labels[:30]
+    model = load_model("mnist-4c3f-local-g")
+    proved, likely = (
+        ll.certify(model, x, y, "1.58", guarantee=guarantee, seed=0)
+        for guarantee in ("deterministic", "high_probability")
+    )
+    assert proved.verdicts == likely.verdicts
+    assert int(proved.certified.sum()) > 10

@@ -21,6 +21,8 @@ from locallip.norms import (
     PowerNorm,
     WarmStarts,
 )
+from locallip.norms.definite import eigenvalue_bound
+from locallip.norms.gram import Gram, Slabs, best_slabs
 from locallip.norms.lanczos import Lanczos, gram_operator
 from locallip.ops import Conv, Dense, LinearOp, Masked
 
@@ -108,6 +110,76 @@ def test_cholesky_is_never_below_and_tight(case: OpCase, kind: str) -> None:
     assert (value.detach().numpy().astype(np.longdouble) >= attained(op) * (1 - slack)).all()
     assert (value >= true * (1 - 1e-13)).all()
     assert (value <= true * (1 + 1e-8) + 1e-30).all()
+
+
+def every_image(test: Callable[..., None]) -> Callable[..., None]:
+    """Run a test for every operator of which it is known what an output depends on."""
+    cases = [case for case in bases() if best_slabs(case.build().op) is not None]
+    assert {"conv1d", "conv2d", "conv3d", "batch norm after conv", "identity + conv"} <= {case.name for case in cases}
+    operators = pytest.mark.parametrize("case", cases, ids=lambda case: case.name)
+    return operators(pytest.mark.parametrize("kind", MASKS)(test))
+
+
+def cut(op: LinearOp) -> Slabs:
+    slabs = best_slabs(op)
+    assert slabs is not None
+    return slabs
+
+
+@every_image
+def test_blocks_make_up_the_gram_matrix(case: OpCase, kind: str) -> None:
+    """What is left out is zero, and what is there is right: against the matrix written out."""
+    op = mask(case.build().op, kind)
+    slabs = cut(op)
+    gram = Gram(op.select(slice(0, 1)), slabs, LIKE)
+    found = torch.zeros(slabs.shape.numel(), slabs.shape.numel(), dtype=torch.float64)
+    for j in range(gram.number):
+        found[gram.units[j][:, None], gram.units[j]] = gram.diagonal(j)
+        below = gram.below(j) if j + 1 < gram.number else None
+        if below is not None:
+            found[gram.units[j + 1][:, None], gram.units[j]] = below
+            found[gram.units[j][:, None], gram.units[j + 1]] = below.T
+    matrix = op.select(slice(0, 1)).materialize(LIKE).detach()
+    true = matrix @ matrix.T if slabs.output_side else matrix.T @ matrix
+    torch.testing.assert_close(found, true, rtol=1e-13, atol=1e-14 * float(true.abs().max()))
+
+
+@every_image
+def test_cholesky_in_blocks_is_never_below_and_close(case: OpCase, kind: str) -> None:
+    op = mask(case.build().op, kind)
+    value, true = CholeskyNorm(whole=0)(op, KEY, LIKE), true_norms(op)
+    assert (value.detach().numpy().astype(np.longdouble) >= attained(op) * (1 - 1e-15)).all()
+    assert (value >= true * (1 - 1e-13)).all()
+    assert (value <= true * (1 + 1e-3) + 1e-30).all()
+
+
+@pytest.mark.parametrize("side", [True, False])
+@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize("thickness", [2, 3, 5, 40])
+def test_any_slabs_that_are_thick_enough_prove_the_norm(side: bool, dim: int, thickness: int) -> None:
+    op = mask(conv(Weights(4), (2, 9, 7), 3, (3, 3), (1, 1), [(1, 1), (0, 1)])[0], "bool").select(slice(0, 1))
+    slabs = Slabs(side, op.out_shape if side else op.in_shape, (2, 2), dim, thickness)
+    gram, true = Gram(op, slabs, LIKE), true_norms(op)[0].detach()
+    assert eigenvalue_bound(gram, true**2 * (1 - 1e-9)) is None
+    bound = eigenvalue_bound(gram, true**2 * (1 + 1e-9))
+    assert bound is not None
+    assert true**2 <= float(bound) <= true**2 * (1 + 1e-8)
+
+
+def test_a_wrong_factor_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The factorization is not trusted: what it misses is added."""
+    op = mask(conv(Weights(4), (2, 6, 6), 3, (3, 3), (1, 1), [(1, 1), (1, 1)])[0], "none")
+    true = float(true_norms(op)[0])
+    exact = torch.linalg.cholesky_ex
+
+    def careless(matrix: Tensor) -> tuple[Tensor, Tensor]:
+        lower, info = exact(matrix + 0.5 * true**2 * torch.eye(len(matrix), dtype=matrix.dtype))
+        return lower, torch.zeros_like(info)
+
+    monkeypatch.setattr(torch.linalg, "cholesky_ex", careless)
+    for share in (0.6, 0.9, 0.99):
+        bound = eigenvalue_bound(Gram(op, cut(op), LIKE), torch.tensor(share * true**2, dtype=torch.float64))
+        assert bound is None or float(bound) >= true**2
 
 
 @every
@@ -270,8 +342,8 @@ def test_an_empty_batch_has_no_norms(rule: NormRule) -> None:
 def test_too_large_a_layer_is_named() -> None:
     base = dense(Weights(), 9, 8)[0]
     with pytest.raises(LayerTooLarge, match=r"features\.3.*high_probability"):
-        CholeskyNorm(dense_limit=7)(Masked(base, None, None), KEY, LIKE)
-    assert CholeskyNorm(dense_limit=8)(Masked(base, None, None), KEY, LIKE).isfinite().all()
+        CholeskyNorm(limit=7)(Masked(base, None, None), KEY, LIKE)
+    assert CholeskyNorm(limit=8)(Masked(base, None, None), KEY, LIKE).isfinite().all()
     with pytest.raises(LayerTooLarge):
         CholeskyNorm(memory=8 * 9 * 8 // 2 - 1)(Masked(base, None, None), KEY, LIKE)
 

@@ -58,6 +58,25 @@ def check_supports(op: LinearOp, matrix: Tensor) -> None:
         assert entries.sum(1).max() <= 1
     if op.single_entry_rows:
         assert entries.sum(2).max() <= 1
+    if op.windows is not None:
+        assert not (entries & ~within_windows(op)).any()
+
+
+def within_windows(op: LinearOp) -> Tensor:
+    """Which entries of the matrix the windows allow, (out, in)."""
+    assert op.windows is not None
+    allowed = torch.ones(op.out_shape.numel(), op.in_shape.numel(), dtype=torch.bool)
+    for dim, window in enumerate(op.windows, start=1):
+        begin = coordinate(op.out_shape, dim)[:, None] * window.stride - window.before
+        place = coordinate(op.in_shape, dim)
+        allowed &= (place >= begin) & (place <= begin + window.before + window.after)
+    return allowed
+
+
+def coordinate(shape: torch.Size, dim: int) -> Tensor:
+    """That of every unit along one dimension, (n,)."""
+    view = [-1 if d == dim else 1 for d in range(len(shape))]
+    return torch.arange(shape[dim]).reshape(view).expand(shape).flatten()
 
 
 @ops

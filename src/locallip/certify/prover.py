@@ -71,6 +71,8 @@ class Prover:
         like = torch.ones(1, dtype=torch.float64, device=device)
         with exact_arithmetic():
             self.ceiling = global_bound(self.network, _closer(self.rule), like, outward=True)
+        if isinstance(self.rule, CholeskyNorm):
+            self.rule = self.rule.capped(self.ceiling.norms)
 
     def trace(
         self, x: Tensor, eps: Tensor, *, local: LocalLayers = "all", domain: tuple[float, float] | None = None

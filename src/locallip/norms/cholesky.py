@@ -1,46 +1,90 @@
-"""A proof of the norm: t^2 I - A A^T is positive definite because its Cholesky factorization in float64 succeeds.
+"""A proof of the norm: no eigenvalue of A A^T (or A^T A, whichever is cheaper) is above t^2, by a Cholesky factorization.
 
-If the factorization of a symmetric matrix M of order p runs to completion, the computed factor satisfies R^T R = M + E
-with ||E|| <= gamma_{p+1} / (1 - gamma_{p+1}) trace(M) (Demmel 1989; Rump 2006), so the smallest eigenvalue of M is at
-least -||E||. The roundings of forming A, its Gram matrix and the difference are bounded and added to t^2.
+Layers of moderate size are written out as matrices; larger maps between images have Gram matrices in blocks (gram.py). The
+factorization is checked block by block (definite.py), and the roundings of forming A and its Gram matrix are bounded and
+added to t^2.
 """
 
 from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from locallip.norms.base import Guarantee, NormKey, ProvenRule
-from locallip.norms.lanczos import Lanczos
+from locallip.norms.definite import Blocks, eigenvalue_bound
+from locallip.norms.gram import Gram, Slabs, best_slabs, factorization_cost
+from locallip.norms.lanczos import Lanczos, LanczosNorm
 from locallip.ops import LinearOp, Masked
 from locallip.rounding import gamma, up
 
 _INFLATIONS = (1e-13, 1e-11, 1e-9, 1e-7, 1e-5, 1e-3, 1e-1, 1.0)
+#: A guess by Lanczos is an upper bound but for bad luck, so hardly any of these are tried.
+_LOOSER = (0.0, 1e-6, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
+#: Where blocks are factorized, Lanczos says how large the norm is, to this tolerance: nothing rests on it but tightness.
+GUESS_FAILURE, GUESS_RTOL, GUESS_STEPS = 1e-6, 5e-4, 800
+#: A local norm closer than this to the one over all inputs is not worth a factorization.
+WORTH = 2e-3
 
 
 class LayerTooLarge(ValueError):
-    """A layer whose dense factorization would not fit; the message names it and the alternative."""
+    """A layer whose factorization would not fit; the message names it and the alternative."""
 
 
 class CholeskyNorm(ProvenRule):
-    """At least the norm, always; DETERMINISTIC. For layers whose smaller side has at most `dense_limit` units."""
+    """At least the norm, always; DETERMINISTIC. For layers whose blocks have at most `limit` units.
+
+    A layer that is written out is one block, with the units of its smaller side; one between images with more than `whole`
+    units has blocks of a few rows of the image, where that is cheaper.
+    """
 
     guarantee = Guarantee.DETERMINISTIC
 
-    def __init__(self, dense_limit: int = 4096, memory: int = 2**30):
-        self.dense_limit, self.memory = dense_limit, memory
+    def __init__(self, limit: int = 4096, whole: int = 512, memory: int = 2**30):
+        self.limit, self.whole, self.memory = limit, whole, memory
+        self._guess = LanczosNorm(GUESS_FAILURE, GUESS_RTOL, GUESS_STEPS, seed=0)
+        self._caps: Mapping[NormKey, Tensor] = {}
+
+    def capped(self, caps: Mapping[NormKey, Tensor]) -> CholeskyNorm:
+        """The same rule beside proved norms over all inputs, (1,) each: dear proofs are only tried well below them."""
+        rule = copy.copy(self)
+        rule._caps = caps
+        return rule
 
     def check_size(self, op: LinearOp, key: NormKey) -> None:
+        """Raises LayerTooLarge where no proof fits."""
+        self._slabs(op, key)
+
+    def _slabs(self, op: LinearOp, key: NormKey) -> Slabs | None:
+        """How the layer is cut; None where it is written out whole."""
         rows, cols = op.out_shape.numel(), op.in_shape.numel()
-        if min(rows, cols) > self.dense_limit or 8 * rows * cols > 2 * self.memory:
+        small = min(rows, cols)
+        fits = small <= self.limit and 8 * rows * cols <= 2 * self.memory
+        slabs = best_slabs(op)
+        if slabs is not None and self._fits(slabs):
+            pays = small > self.whole and slabs.cost < factorization_cost(1, small)
+            if pays or not fits:
+                return slabs
+        if not fits:
             raise LayerTooLarge(
-                f"the layer '{key.name}' maps {cols} units to {rows}: too large for a dense deterministic proof "
-                f"(its smaller side may have {self.dense_limit} units); use guarantee='high_probability'"
+                f"the layer '{key.name}' maps {cols} units to {rows}: too large for a deterministic proof (its smaller "
+                f"side, or the rows of an image that a convolution connects, may have {self.limit} units); "
+                f"use guarantee='high_probability'"
             )
+        return None
+
+    def _fits(self, slabs: Slabs) -> bool:
+        return slabs.units <= self.limit and 8 * slabs.colors * slabs.shape.numel() <= 2 * self.memory
 
     def proven_norm(self, op: Masked, key: NormKey, like: Tensor, coarse: Tensor) -> Tensor:
-        self.check_size(op, key)
-        dtype, like = like.dtype, like.double()
+        slabs = self._slabs(op, key)
+        values = self._whole(op, like.double()) if slabs is None else self._in_blocks(op, slabs, key, like.double(), coarse)
+        return up(values.to(like.dtype), 2)
+
+    def _whole(self, op: Masked, like: Tensor) -> Tensor:
         matrix, absolute = op.base.materialize(like), op.base.materialize_abs(like)
         if matrix.shape[0] > matrix.shape[1]:
             matrix, absolute, first, second = matrix.T, absolute.T, op.cols, op.rows
@@ -52,7 +96,20 @@ class CholeskyNorm(ProvenRule):
             weighed = _weigh(matrix, first, second, i)
             size = up(_weigh(absolute, first, second, i), 8 + op.fan_in).norm()
             values.append(_proven_norm(weighed, size, entry_error))
-        return up(torch.stack(values).to(dtype), 2)
+        return torch.stack(values)
+
+    def _in_blocks(self, op: Masked, slabs: Slabs, key: NormKey, like: Tensor, coarse: Tensor) -> Tensor:
+        # Entries of the Gram matrix are off by at most gamma (|A| |A|^T), and `coarse` is at least the norm of |A|.
+        gram_error = up(gamma(2 * op.roundings + 16, like.dtype) * up(coarse.double().square())).expand(op.batch)
+        guess = self._guess.proven_norm(op, key, like, coarse).expand(op.batch)
+        cap = self._caps[key].double() if key in self._caps else like.new_full((1,), float("inf"))
+        pays = (guess < cap * (1 - WORTH)).tolist()
+        values = [cap[0]] * op.batch
+        for i in range(op.batch):
+            if pays[i]:
+                gram = Gram(op.select(slice(i, i + 1)), slabs, like)
+                values[i] = up(up(_eigenvalue(gram, up(guess[i].square()), _LOOSER) + gram_error[i]).sqrt())
+        return torch.stack(values)
 
 
 def _weigh(matrix: Tensor, rows: Tensor | None, cols: Tensor | None, sample: int) -> Tensor:
@@ -73,17 +130,32 @@ def _proven_norm(matrix: Tensor, frobenius: Tensor, entry_error: float) -> Tenso
         return torch.zeros_like(frobenius)
     gram = matrix @ matrix.T
     gram_error = (gamma(contraction + 2, gram.dtype) + 3 * entry_error) * up(frobenius.square(), matrix.numel() + 64)
-    guess = _largest_eigenvalue(gram)
-    for inflation in _INFLATIONS:
-        t2 = up(guess * (1 + inflation))
-        difference = t2 * torch.eye(p, dtype=gram.dtype, device=gram.device) - gram
-        _, info = torch.linalg.cholesky_ex(difference)
-        if int(info) == 0 and bool(torch.isfinite(difference).all()):
-            growth = gamma(p + 2, gram.dtype)
-            factor_error = growth / (1 - growth) * up(difference.diagonal().sum(), p + 8)
-            difference_error = gamma(2, gram.dtype) * (t2 + gram.diagonal().amax())
-            return up((t2 + up(gram_error + factor_error + difference_error)).sqrt())
-    return torch.full_like(frobenius, float("inf"))
+    bound = _eigenvalue(_One(gram), _largest_eigenvalue(gram), _INFLATIONS)
+    return up((bound + gram_error).sqrt())
+
+
+class _One(NamedTuple):
+    """A matrix as a single block; only its lower triangle counts."""
+
+    matrix: Tensor
+    number: int = 1
+
+    def diagonal(self, j: int) -> Tensor:
+        return self.matrix.tril() + self.matrix.tril(-1).T
+
+    def below(self, j: int) -> None:
+        return None
+
+
+def _eigenvalue(gram: Blocks, guess: Tensor, inflations: tuple[float, ...]) -> Tensor:
+    """A proved upper bound of the largest eigenvalue; infinite where all inflations of the guess were too small."""
+    if gram.number == 0:
+        return torch.zeros_like(guess)
+    for inflation in inflations:
+        bound = eigenvalue_bound(gram, up(guess * (1 + inflation)))
+        if bound is not None:
+            return bound
+    return torch.full_like(guess, float("inf"))
 
 
 def _largest_eigenvalue(gram: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from locallip.ops.dense import Dense
 from locallip.ops.diagonal import Diagonal
 from locallip.ops.pool import average_pool
 from locallip.ops.reshape import Reshape
+from locallip.ops.window import Window, Windows
 
 __all__ = [
     "Cast",
@@ -19,6 +20,8 @@ __all__ = [
     "Masked",
     "Reshape",
     "Sum",
+    "Window",
+    "Windows",
     "average_pool",
     "compose",
     "total",

@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from locallip.ops.window import Windows, composed_windows, joined_windows, point_windows
+
 
 class LinearOp(ABC):
     """A bias-free linear map W from tensors of `in_shape` to tensors of `out_shape` (shapes without batch)."""
@@ -27,6 +29,8 @@ class LinearOp(ABC):
     fan_in: int = 1
     #: Computes in the dtype of what it is given; a certificate may rest on no other.
     exact: bool = True
+    #: For maps between images, (channels, *spatial): what an output depends on; None where that is not known.
+    windows: Windows | None = None
 
     @property
     def fan_out(self) -> int:
@@ -81,6 +85,7 @@ class Identity(LinearOp):
 
     def __init__(self, shape: Sequence[int]):
         self.in_shape = self.out_shape = torch.Size(shape)
+        self.windows = point_windows(shape)
 
     def apply(self, v: Tensor) -> Tensor:
         return v
@@ -110,6 +115,7 @@ class Compose(LinearOp):
         self.single_entry_rows = outer.single_entry_rows and inner.single_entry_rows
         self.fan_in = outer.fan_in + inner.fan_in + 1
         self.exact = outer.exact and inner.exact
+        self.windows = composed_windows(outer.windows, inner.windows)
 
     @property
     def fan_out(self) -> int:
@@ -148,6 +154,7 @@ class Sum(LinearOp):
         self.in_shape, self.out_shape = parts[0].in_shape, parts[0].out_shape
         self.fan_in = max(part.fan_in for part in parts) + len(parts)
         self.exact = all(part.exact for part in parts)
+        self.windows = joined_windows([part.windows for part in parts])
 
     @property
     def fan_out(self) -> int:
@@ -185,6 +192,7 @@ class Masked(LinearOp):
         self.disjoint_rows, self.single_entry_rows = base.disjoint_rows, base.single_entry_rows
         self.fan_in = base.fan_in + 2
         self.exact = base.exact
+        self.windows = base.windows
 
     @property
     def fan_out(self) -> int:

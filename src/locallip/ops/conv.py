@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from locallip.ops.base import LinearOp, smallest_entry
+from locallip.ops.window import Window
 from locallip.rounding import root
 
 _CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
@@ -47,6 +48,7 @@ class Conv(LinearOp):
         self._adjoint_sides = [(e - 1 - a, e - 1 - b) for e, (a, b) in zip(extent, padding, strict=True)]
         self._turns = all(s == 1 for s in stride) and all(min(pair) >= 0 for pair in self._adjoint_sides)
         self.disjoint_rows = out_channels == groups and all(s >= e for s, e in zip(stride, extent, strict=True))
+        self.windows = tuple(Window(s, a, e - 1 - a) for s, e, (a, _) in zip(stride, extent, padding, strict=True))
         self.fan_in = int(group_channels * torch.Size(kernel).numel())
         self._fan_out = int(out_channels // groups * torch.Size(kernel).numel())
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from locallip.ops.base import LinearOp, smallest_entry
+from locallip.ops.window import point_windows
 
 
 class Diagonal(LinearOp):
@@ -20,6 +21,7 @@ class Diagonal(LinearOp):
     def __init__(self, factor: Callable[[torch.dtype], Tensor], shape: Sequence[int]):
         self.factor = factor
         self.in_shape = self.out_shape = torch.Size(shape)
+        self.windows = point_windows(shape)
 
     def apply(self, v: Tensor) -> Tensor:
         return v * self.factor(v.dtype)
