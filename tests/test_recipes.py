@@ -149,6 +149,18 @@ def test_warm_up_cannot_outlast_the_ramp_that_includes_it():
         from_mapping(GOOD | {"warmup_epochs": 6, "ramp_epochs": 5}, where="mine.toml")
 
 
+@pytest.mark.parametrize("method", ["standard", "at", "trades"])
+def test_a_field_that_would_do_nothing_is_refused(method):
+    with pytest.raises(WrongRecipe, match=rf"sparsity = 0.1: method '{method}' has no boxes"):
+        from_mapping(GOOD | {"method": method, "sparsity": 0.1}, where="mine.toml")
+
+
+@pytest.mark.parametrize("method", ["gloro", "bcp", "standard"])
+def test_random_starts_want_norms_per_sample(method):
+    with pytest.raises(WrongRecipe, match=rf"starts = 'random': method '{method}' has no norms per sample"):
+        from_mapping(GOOD | {"method": method, "starts": "random"}, where="mine.toml")
+
+
 def test_an_unknown_field_is_named_with_the_nearest_known_one():
     with pytest.raises(WrongRecipe, match=r"unknown field 'learning_rates' \(did you mean 'learning_rate'\?\)"):
         from_mapping(GOOD | {"learning_rates": 1e-3}, where="mine.toml")

@@ -77,8 +77,7 @@ def test_a_network_is_certified_without_any_chance(test_images) -> None:
     x, y = images.images[:30].float() / 255, images.labels[:30]
     model = load_model("mnist-4c3f-local-g")
     proved, likely = (
-        ll.certify(model, x, y, "1.58", guarantee=guarantee, seed=0)
-        for guarantee in ("deterministic", "high_probability")
+        ll.certify(model, x, y, "1.58", guarantee=guarantee, seed=0) for guarantee in ("deterministic", "high_probability")
     )
     assert proved.verdicts == likely.verdicts
     assert int(proved.certified.sum()) > 10

@@ -113,12 +113,33 @@ def test_a_fast_run_without_the_full_one_leaves_that_visibly_empty(tmp_path: Pat
 
 
 def test_a_run_says_where_it_is_other_than_its_recipe_or_the_protocol(tmp_path: Path):
-    changed = {"split": "validation", "images": 500, "pgd_steps": 20, "guarantee": "deterministic"}
+    changed = {"split": "validation", "images": 500, "pgd_steps": 20, "guarantee": "deterministic", "eps": "0.141"}
     written(tmp_path, recipe={"epochs": 60, "eps": "0.141"}, evaluation=changed)
     (row,) = cells(tables.table(tmp_path), "Certified training", "cifar10-6c2f-local-b")
     assert row[5] == "`cifar10-6c2f-local-b`, eps = 0.141, epochs = 60, 500 validation images"
     assert row[7] == "65.17 (20 steps)"
     assert row[9] == "54.72 (deterministic)"
+
+
+def test_a_greater_chance_of_failure_is_named(tmp_path: Path):
+    written(tmp_path, evaluation={"failure_prob": 0.5})
+    (row,) = cells(tables.table(tmp_path), "Certified training", "cifar10-6c2f-local-b")
+    assert row[9] == "54.72 (failure probability 0.5 an image)"
+
+
+@pytest.mark.parametrize(
+    ("evaluation", "told"),
+    [
+        ({"eps": "2"}, "evaluation.eps = '2' is not recipe.eps = '36/255'"),
+        ({"first": {"images": 200, "clean": 1, "certified": 300}}, "certified <= clean <= images"),
+        ({"first": {"images": 200, "clean": True, "certified": 0}}, "in whole numbers"),
+        ({"first": 3}, "in whole numbers"),
+    ],
+)
+def test_an_evaluation_that_contradicts_its_run_is_refused(tmp_path: Path, evaluation: dict, told: str):
+    written(tmp_path, evaluation=evaluation)
+    with pytest.raises(WrongResult, match=re.escape(told)):
+        tables.table(tmp_path)
 
 
 def test_what_a_run_left_out_is_a_dash(tmp_path: Path):
@@ -133,7 +154,7 @@ def test_what_a_run_left_out_is_a_dash(tmp_path: Path):
 
 
 def test_a_run_of_no_row_is_shown_all_the_same(tmp_path: Path):
-    written(tmp_path, recipe={"name": "mine", "data": "embedded", "eps": "0.5"}, evaluation={"images": 500})
+    written(tmp_path, recipe={"name": "mine", "data": "embedded", "eps": "0.5"}, evaluation={"images": 500, "eps": "0.5"})
     (row,) = cells(tables.table(tmp_path), "Other runs", "mine")
     assert row[:3] == ["embedded, eps = 0.5", "`mine`, 500 test images", "71.23"]
 

@@ -175,6 +175,7 @@ def _device(name: str | None) -> torch.device | None:
     try:
         device = torch.device(name)
         _check(device.type in ("cpu", "cuda"), f"--device {name}: only cpu and cuda are supported")
+        _check(device.type == "cuda" or not device.index, f"--device {name}: there is one cpu, called cpu")
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
         raise WrongOption(f"--device {name}: {str(error).splitlines()[0]}") from None

@@ -86,6 +86,9 @@ def read_result(path: Path) -> Result:
             check_evaluation(held, f"{path}: {section}")
         else:
             _check_fields(held, section, f"{path}: {section}")
+    measured, meant = values["evaluation"].get("eps"), values["recipe"]["eps"]
+    if measured is not None and measured != meant:
+        raise WrongResult(f"{path}: evaluation.eps = {measured!r} is not recipe.eps = {meant!r}, which the run was for")
     return Result(path, *(values[section] for section in ("about", "recipe", "training", "evaluation", "model")))
 
 
@@ -128,8 +131,20 @@ def check_evaluation(evaluation: object, where: str) -> None:
             raise WrongResult(f"{where}.{needed} is null, and {figure} = {evaluation[figure]} means nothing without it")
     if evaluation["images"] < 1:
         raise WrongResult(f"{where}.images = {evaluation['images']}: expected a whole number from 1")
+    first = evaluation.get("first")
+    if first is not None and not _in_order(first):
+        raise WrongResult(f"{where}.first = {first!r}: expected certified <= clean <= images, in whole numbers")
     for chain in (("global_certified", "certified", "pgd", "clean"), ("estimate", "pgd", "clean")):
         known = [(name, evaluation[name]) for name in chain if evaluation.get(name) is not None]
         for (low, less), (high, more) in pairwise(known):
             if less > more + 1e-9:
                 raise WrongResult(f"{where}.{low} = {less} is above evaluation.{high} = {more}, which cannot be")
+
+
+def _in_order(first: object) -> bool:
+    """Counts among the first images."""
+    if not isinstance(first, dict):
+        return False
+    certified, clean, images = (first.get(name) for name in ("certified", "clean", "images"))
+    whole = all(type(count) is int for count in (certified, clean, images))
+    return whole and bool(0 <= certified <= clean <= images)

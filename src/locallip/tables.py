@@ -19,6 +19,8 @@ from locallip.training import recipe as recipes
 from locallip.zoo import ModelCard, model_cards
 
 EMPTY = "—"
+#: What a certificate may fail with, per image, unless its cell says otherwise.
+FAILURE_PROB = 1e-9
 FAST = "fast-"
 #: What encloses the generated part of a document.
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
@@ -186,6 +188,8 @@ def _ours(run: Result | str) -> list[str]:
         pgd += f" ({found['pgd_steps']} steps)"
     if found["certified"] is not None and found["guarantee"] != Guarantee.HIGH_PROBABILITY.value:
         certified += f" ({found['guarantee']})"
+    elif found["certified"] is not None and found.get("failure_prob", FAILURE_PROB) != FAILURE_PROB:
+        certified += f" (failure probability {found['failure_prob']} an image)"
     time = _duration(run.training["seconds"])
     figures = [_figure(found["clean"]), pgd, _figure(found["estimate"]), certified]
     return [_label(run), *figures, time, f"{run.training['epochs']:g}", _hardware(run)]

@@ -74,7 +74,8 @@ class LanczosNorm(ProvenRule):
 
     def _bound(self, op: Masked, n: int, like: Tensor) -> Tensor:
         gram, support = gram_operator(op, like)
-        last = min(self.max_steps, n)
+        # Without a complete basis more steps than dimensions still sharpen the bound.
+        last = min(self.max_steps, n) if n <= ORTHOGONAL_LIMIT else self.max_steps
         checkpoints = _checkpoints(last)
         process = Lanczos(
             gram, lambda: self._noise(support.shape, like.double()) * support, last, orthogonalize=n <= ORTHOGONAL_LIMIT

@@ -24,6 +24,8 @@ DataName = Literal["embedded", "mnist", "cifar10", "tiny-imagenet"]
 LOCAL_METHODS = ("local-b", "local-g")
 #: Methods whose loss needs the norm of each whole layer alone.
 GLOBAL_METHODS = ("bcp", "gloro", "lmt")
+#: Methods without a bound.
+PLAIN_METHODS = ("standard", "at", "trades")
 
 RECIPES = Path(__file__).resolve().parent.parent / "recipes"
 
@@ -169,6 +171,10 @@ def check(recipe: Recipe) -> None:
         raise WrongRecipe(f"crop_margin = {recipe.crop_margin}: augment = 'none' takes no crops; try augment = 'crop'")
     if recipe.local_layers != "all" and not recipe.is_local:
         raise WrongRecipe(f"local_layers = {recipe.local_layers!r}: method {recipe.method!r} has no local norms")
+    if recipe.starts != "saved" and not recipe.is_local:
+        raise WrongRecipe(f"starts = {recipe.starts!r}: method {recipe.method!r} has no norms per sample to start")
+    if recipe.sparsity and recipe.method in PLAIN_METHODS:
+        raise WrongRecipe(f"sparsity = {recipe.sparsity}: method {recipe.method!r} has no boxes to make sparse")
     if recipe.warmup_epochs > recipe.ramp_epochs:
         raise WrongRecipe(
             f"warmup_epochs = {recipe.warmup_epochs:g} lies behind ramp_epochs = {recipe.ramp_epochs:g}, which includes it"
