@@ -145,6 +145,5 @@ def _in_order(first: object) -> bool:
     """Counts among the first images."""
     if not isinstance(first, dict):
         return False
-    certified, clean, images = (first.get(name) for name in ("certified", "clean", "images"))
-    whole = all(type(count) is int for count in (certified, clean, images))
-    return whole and bool(0 <= certified <= clean <= images)
+    counts: list[Any] = [first.get(name) for name in ("certified", "clean", "images")]
+    return all(type(count) is int and count >= 0 for count in counts) and counts == sorted(counts)
