@@ -17,8 +17,10 @@ import torch
 import locallip
 from locallip import demo as demonstration
 from locallip import tables
-from locallip.certify.inputs import as_eps
 from locallip.data import DamagedData, MissingData
+from locallip.options import WrongOption, check, device_of, radius_of
+from locallip.proofs import WrongRows
+from locallip.proving import certify, verify
 from locallip.results import WrongResult
 from locallip.training.fit import Options, fit
 from locallip.training.recipe import Recipe, WrongRecipe, find, rescaled
@@ -28,6 +30,7 @@ from locallip.zoo import WrongModel
 
 DESCRIPTION = """Image classifiers whose robustness to l2-bounded changes is proved. For example:
 `locallip demo` trains and certifies a small network in one to two minutes,
+`locallip certify mnist-4c3f-local-g --data embedded --limit 50` certifies images with a network that comes along,
 `locallip recipes` lists what can be trained, `locallip train RECIPE --help` the options of a recipe,
 `locallip demo --help` lists those of the demo, and `locallip --version` says what is installed."""
 
@@ -40,10 +43,6 @@ RECIPE is a name from `locallip recipes` or the path of a .toml file of your own
 """
 
 MISSING_EXTRA = "locallip: the command line needs the extra 'cli': pip install 'locallip[cli]', or '.[cli]' in a clone"
-
-
-class WrongOption(ValueError):
-    """An option whose value makes no sense; the message is for the user."""
 
 
 def demo(
@@ -64,12 +63,12 @@ def demo(
         images: Train on the first so many training images, at most 10000.
         out: Run folder to keep: weights, metrics, checkpoints.
     """
-    radius = _radius(eps)
-    _check(epochs >= 1, f"--epochs must be at least 1, got {epochs}")
-    _check(0 <= seed < 2**31, f"--seed must be between 0 and {2**31 - 1}, got {seed}")
-    _check(1 <= limit <= 10_000, f"--limit must be between 1 and 10000, got {limit}")
-    _check(1 <= images <= 10_000, f"--images must be between 1 and 10000, got {images}")
-    _check(out is None or not (out / "config.json").exists(), f"--out {out} already holds a run: name another folder")
+    radius = radius_of(eps)
+    check(epochs >= 1, f"--epochs must be at least 1, got {epochs}")
+    check(0 <= seed < 2**31, f"--seed must be between 0 and {2**31 - 1}, got {seed}")
+    check(1 <= limit <= 10_000, f"--limit must be between 1 and 10000, got {limit}")
+    check(1 <= images <= 10_000, f"--images must be between 1 and 10000, got {images}")
+    check(out is None or not (out / "config.json").exists(), f"--out {out} already holds a run: name another folder")
     demonstration.run(radius, epochs, seed, limit, images, out)
 
 
@@ -132,21 +131,21 @@ def train(args: Sequence[str]) -> None:
         print(TRAIN_USAGE, end="")
         return
     name, *rest = args
-    _check(
+    check(
         not name.startswith("-"), f"the recipe comes first: locallip train RECIPE {name} ...; `locallip recipes` lists them"
     )
     flat = Annotated[Train, tyro.conf.OmitArgPrefixes]
     asked = tyro.cli(flat, args=rest, default=Train(_stretched(find(name), rest)), prog=f"locallip train {name}")
-    _check(asked.limit is None or asked.limit > 0, f"--limit must be at least 1, got {asked.limit}")
-    _check(asked.stop_after is None or asked.stop_after > 0, f"--stop-after must be above 0, got {asked.stop_after}")
-    _check(asked.evaluate or asked.results is None, "--results wants figures: leave out --no-evaluate or --results")
+    check(asked.limit is None or asked.limit > 0, f"--limit must be at least 1, got {asked.limit}")
+    check(asked.stop_after is None or asked.stop_after > 0, f"--stop-after must be above 0, got {asked.stop_after}")
+    check(asked.evaluate or asked.results is None, "--results wants figures: leave out --no-evaluate or --results")
     recipe = replace(asked.recipe, epochs=float(asked.recipe.epochs))
     options = Options(
         out=asked.out or Path("runs") / recipe.name,
         data_root=asked.data_root,
         download=asked.download,
         resume=asked.resume,
-        device=_device(asked.device),
+        device=device_of(asked.device),
         compiled=asked.compiled,
         evaluate=asked.evaluate,
         limit=asked.limit,
@@ -169,22 +168,16 @@ def _stretched(recipe: Recipe, args: Sequence[str]) -> Recipe:
     return rescaled(recipe, epochs) if 0 < epochs <= 1e6 else recipe
 
 
-def _device(name: str | None) -> torch.device | None:
-    if name is None:
-        return None
-    try:
-        device = torch.device(name)
-        _check(device.type in ("cpu", "cuda"), f"--device {name}: only cpu and cuda are supported")
-        _check(device.type == "cuda" or not device.index, f"--device {name}: there is one cpu, called cpu")
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise WrongOption(f"--device {name}: {str(error).splitlines()[0]}") from None
-    return device
-
-
-COMMANDS: dict[str, Callable[..., None]] = {"demo": demo, "recipes": recipes, "models": models, "table": table}
+COMMANDS: dict[str, Callable[..., None]] = {
+    "demo": demo,
+    "certify": certify,
+    "verify": verify,
+    "recipes": recipes,
+    "models": models,
+    "table": table,
+}
 #: What `main` turns into a line on stderr and an exit code.
-FAILURES = (DamagedData, MissingData, WrongModel, WrongResult, RunFolderError, Diverged)
+FAILURES = (DamagedData, MissingData, WrongModel, WrongResult, WrongRows, RunFolderError, Diverged)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -247,20 +240,6 @@ def version() -> str:
 
 def _train_help() -> None:
     """Train a network by a recipe: locallip train RECIPE [options]."""
-
-
-def _radius(eps: str) -> float:
-    try:
-        radius = float(as_eps(eps, 1, torch.device("cpu")))
-    except ValueError as error:
-        raise WrongOption(f"--eps: {error}") from None
-    _check(radius > 0, f"--eps must be a positive number, got {eps}")
-    return radius
-
-
-def _check(holds: bool, message: str) -> None:
-    if not holds:
-        raise WrongOption(message)
 
 
 if __name__ == "__main__":

@@ -76,10 +76,19 @@ def load_model(name_or_path: str | Path) -> nn.Module:
     Takes the name of a network that comes with the package, a run folder or a .safetensors file; a name wins over a
     folder of the same name, which `./name` reaches.
     """
+    return _load_file(_file_of(name_or_path))
+
+
+def read_about(name_or_path: str | Path) -> dict[str, Any]:
+    """The record in a network's file, which `load_model` finds by the same names."""
+    return _read(_file_of(name_or_path))[0]
+
+
+def _file_of(name_or_path: str | Path) -> Path:
     path, name = Path(name_or_path), str(name_or_path)
     cards = {card.name: card for card in model_cards()}
     if name in cards:
-        return _load_file(_shipped(cards[name]))
+        return _shipped(cards[name])
     try:
         is_folder, is_file = path.is_dir(), path.is_file()
     except (OSError, ValueError):  # too long for a path, or not one
@@ -87,15 +96,10 @@ def load_model(name_or_path: str | Path) -> nn.Module:
     if is_folder:
         if not (path / MODEL_FILE).is_file():
             raise WrongModel(f"the folder {path} holds no {MODEL_FILE}: has its training ended?")
-        return _load_file(path / MODEL_FILE)
+        return path / MODEL_FILE
     if is_file:
-        return _load_file(path)
+        return path
     raise WrongModel(_unknown(name if len(name) < 200 else name[:200] + "...", cards))
-
-
-def read_about(path: str | Path) -> dict[str, Any]:
-    """The record in a network's file."""
-    return _read(Path(path))[0]
 
 
 def model_cards() -> list[ModelCard]:

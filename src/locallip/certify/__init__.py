@@ -1,7 +1,7 @@
 """Verdicts and radii for a user's model."""
 
-from locallip.certify.cascade import Certificate, Verdict, certify
+from locallip.certify.cascade import Certificate, Certifier, Verdict, certify
 from locallip.certify.lipschitz import global_lipschitz, local_lipschitz
 from locallip.certify.radius import certified_radius
 
-__all__ = ["Certificate", "Verdict", "certified_radius", "certify", "global_lipschitz", "local_lipschitz"]
+__all__ = ["Certificate", "Certifier", "Verdict", "certified_radius", "certify", "global_lipschitz", "local_lipschitz"]

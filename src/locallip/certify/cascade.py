@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -39,10 +39,11 @@ class Verdict(StrEnum):
 class Certificate:
     """Verdicts for a batch and what they rest on.
 
-    verdicts and decided_by have one entry per input; margin (B,) is the proved lead of the label on the ball and
-    lipschitz (B,) the bound behind it, NaN where the deciding check computed none; of UNKNOWN inputs those of the last proof
-    that was tried, which is not the tightest where an estimate shows that even that cannot succeed. Under ESTIMATE, which
-    is only there when asked for by name, CERTIFIED says that the estimate found no violation, and nothing is proved.
+    verdicts, decided_by and predictions (the class at x itself, None for a tie or a NaN) have one entry per input; margin
+    (B,) is the proved lead of the label on the ball and lipschitz (B,) the bound behind it, NaN where the deciding check
+    computed none; of UNKNOWN inputs those of the last proof that was tried, which is not the tightest where an estimate
+    shows that even that cannot succeed. Under ESTIMATE, which is only there when asked for by name, CERTIFIED says that the
+    estimate found no violation, and nothing is proved.
     """
 
     verdicts: list[Verdict]
@@ -53,6 +54,7 @@ class Certificate:
     guarantee: Guarantee
     failure_prob: float
     fingerprint: str
+    predictions: list[int | None]
 
     @property
     def certified(self) -> Tensor:
@@ -92,36 +94,88 @@ def certify(
     (docs/soundness.md).
     """
     check_batch_size(batch_size)
-    if attack_steps < 0:
-        raise ValueError(f"attack_steps must be at least 0, got {attack_steps}")
     x = as_batch(x, model, input_domain)
-    radii = as_eps(eps, len(x), x.device)
-    prover = Prover(
+    certifier = Certifier(
         model,
         x.shape[1:],
-        guarantee,
+        guarantee=guarantee,
         failure_prob=failure_prob,
-        probes=2,  # norms of dense layers alone, and of all layers
+        input_domain=input_domain,
+        attack_steps=attack_steps,
+        batch_size=batch_size,
         power_steps=power_steps,
         seed=seed,
         device=x.device,
     )
-    classes = number_of_classes(prover)
-    y = as_labels(y, len(x), classes, x.device)
-    inputs = _Inputs(x, y, radii, input_domain, batch_size)
-    with torch.inference_mode(False):  # the attack takes gradients
-        cascade = _Cascade(inputs, prover, attack_steps, seed)
-        cascade.decide()
-    return Certificate(
-        cascade.verdicts,
-        cascade.decided_by,
-        cascade.margin,
-        cascade.lipschitz,
-        radii.cpu(),
-        prover.guarantee,
-        failure_prob if prover.guarantee is Guarantee.HIGH_PROBABILITY else 0.0,
-        fingerprint(model),
-    )
+    return certifier(x, y, eps)
+
+
+class Certifier:
+    """`certify` for many batches of one model, with the same arguments: what holds for all inputs is computed once.
+
+    `seed_again` begins a new stream of random numbers, so that a batch gives the same rows whatever came before it.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        input_shape: Sequence[int],
+        *,
+        guarantee: str | Guarantee = Guarantee.HIGH_PROBABILITY,
+        failure_prob: float = 1e-9,
+        input_domain: tuple[float, float] | None = None,
+        attack_steps: int = 20,
+        batch_size: int = 64,
+        power_steps: int = 200,
+        seed: int | None = None,
+        device: torch.device | None = None,
+    ):
+        check_batch_size(batch_size)
+        if attack_steps < 0:
+            raise ValueError(f"attack_steps must be at least 0, got {attack_steps}")
+        self.model, self.input_domain, self.batch_size = model, input_domain, batch_size
+        self.attack_steps, self.failure_prob, self._seed = attack_steps, failure_prob, seed
+        self.prover = Prover(
+            model,
+            input_shape,
+            guarantee,
+            failure_prob=failure_prob,
+            probes=2,  # norms of dense layers alone, and of all layers
+            power_steps=power_steps,
+            seed=seed,
+            device=device,
+        )
+        self.classes = number_of_classes(self.prover)
+        self.fingerprint = fingerprint(model)
+
+    @property
+    def global_lipschitz(self) -> float:
+        return float(self.prover.ceiling.total)
+
+    def seed_again(self, seed: int) -> None:
+        """Random numbers from here on are those of `seed`; it must have been chosen without knowledge of the weights."""
+        self._seed = seed
+        self.prover.seed_again(seed)
+
+    def __call__(self, x: Tensor, y: Tensor, eps: Eps) -> Certificate:
+        x = as_batch(x, self.model, self.input_domain)
+        radii = as_eps(eps, len(x), x.device)
+        y = as_labels(y, len(x), self.classes, x.device)
+        inputs = _Inputs(x, y, radii, self.input_domain, self.batch_size)
+        with torch.inference_mode(False):  # the attack takes gradients
+            cascade = _Cascade(inputs, self.prover, self.attack_steps, self._seed)
+            cascade.decide()
+        return Certificate(
+            cascade.verdicts,
+            cascade.decided_by,
+            cascade.margin,
+            cascade.lipschitz,
+            radii.cpu(),
+            self.prover.guarantee,
+            self.failure_prob if self.prover.guarantee is Guarantee.HIGH_PROBABILITY else 0.0,
+            self.fingerprint,
+            cascade.predictions,
+        )
 
 
 def number_of_classes(prover: Prover) -> int:
@@ -158,6 +212,7 @@ class _Cascade:
         count = len(inputs.x)
         self.verdicts = [Verdict.UNKNOWN] * count
         self.decided_by = ["nothing"] * count
+        self.predictions: list[int | None] = [None] * count
         self.margin = torch.full((count,), float("nan"), dtype=torch.float64)
         self.lipschitz = self.margin.clone()
 
@@ -181,21 +236,15 @@ class _Cascade:
 
     def _right(self, index: Tensor) -> Tensor:
         """Those that are surely right at x itself."""
-        right, wrong = self._clean(*self.inputs.take(index)[:2])
+        x, y, _ = self.inputs.take(index)
+        logits, error = self.prover.clean_logits(x)
+        right, wrong = _sure(x, y, logits, error)
+        for i, best in zip(index.tolist(), _best(logits, error).tolist(), strict=True):
+            self.predictions[i] = best if best >= 0 else None
         self._settle(index[wrong], Verdict.MISCLASSIFIED, "clean logits")
         # What is neither surely right nor surely wrong (a tie, a NaN) stays UNKNOWN.
         self._settle(index[~wrong & ~right], Verdict.UNKNOWN, "clean logits")
         return index[right]
-
-    def _clean(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Surely right and surely wrong, each (B,) bool."""
-        logits, error = self.prover.clean_logits(x)
-        finite = torch.isfinite(x.flatten(1)).all(1) & torch.isfinite(logits).all(1) & torch.isfinite(error).all(1)
-        label = torch.nn.functional.one_hot(y, logits.shape[1]).bool()
-        own, own_error = logits.gather(1, y[:, None]), error.gather(1, y[:, None])
-        ahead = (own - own_error > logits + error).masked_fill(label, True).all(1)
-        behind = (logits - error > own + own_error).masked_fill(label, False).any(1)
-        return ahead & finite, behind & finite
 
     def _prove(self, index: Tensor, local: LocalLayers) -> Tensor:
         """Certify what this bound can; returns the rest."""
@@ -218,10 +267,29 @@ class _Cascade:
             found = pgd_l2(self.prover.network, x, y, eps, **settings)  # type: ignore[arg-type]
         with exact_arithmetic():
             inside = (found - x).flatten(1).norm(dim=1) * (1 + 1e-9) <= eps
-            broken = self._clean(found, y)[1] & inside
+            broken = _sure(found, y, *self.prover.clean_logits(found))[1] & inside
         self._settle(index[broken], Verdict.ATTACKED, "attack")
         return index[~broken]
 
     def _settle(self, index: Tensor, verdict: Verdict, check: str) -> None:
         for i in index.tolist():
             self.verdicts[i], self.decided_by[i] = verdict, check
+
+
+def _sure(x: Tensor, y: Tensor, logits: Tensor, error: Tensor) -> tuple[Tensor, Tensor]:
+    """Where y is surely ahead of all other classes, and where surely not, each (B,) bool."""
+    finite = torch.isfinite(x.flatten(1)).all(1) & torch.isfinite(logits).all(1) & torch.isfinite(error).all(1)
+    label = torch.nn.functional.one_hot(y, logits.shape[1]).bool()
+    own, own_error = logits.gather(1, y[:, None]), error.gather(1, y[:, None])
+    ahead = (own - own_error > logits + error).masked_fill(label, True).all(1)
+    behind = (logits - error > own + own_error).masked_fill(label, False).any(1)
+    return ahead & finite, behind & finite
+
+
+def _best(logits: Tensor, error: Tensor) -> Tensor:
+    """The class surely ahead of all others, (B,); -1 where there is none."""
+    best = logits.argmax(1)
+    others = torch.nn.functional.one_hot(best, logits.shape[1]).bool()
+    own = (logits - error).gather(1, best[:, None])
+    ahead = (own > logits + error).masked_fill(others, True).all(1)
+    return torch.where(ahead & torch.isfinite(logits).all(1), best, -1)

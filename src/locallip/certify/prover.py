@@ -59,8 +59,8 @@ class Prover:
         if self.guarantee is not Guarantee.ESTIMATE:
             check_scale(self.network)
         check_numbers(failure_prob, power_steps, seed)
-        per_norm = failure_prob / (self.network.num_norms * (1 + probes))
-        self.rule = _rule(self.guarantee, self.network, per_norm, power_steps, seed)
+        self._per_norm, self._power_steps = failure_prob / (self.network.num_norms * (1 + probes)), power_steps
+        self.rule = _rule(self.guarantee, self.network, self._per_norm, power_steps, seed)
         # The starts of a proof must not depend on how it was decided to try it.
         self._guess = PowerNorm(GUESS_STEPS, seed=another_seed(seed))
         dense, last = dense_places(self.network), len(self.network.stages) - 1
@@ -73,6 +73,12 @@ class Prover:
             self.ceiling = global_bound(self.network, _closer(self.rule), like, outward=True)
         if isinstance(self.rule, CholeskyNorm):
             self.rule = self.rule.capped(self.ceiling.norms)
+
+    def seed_again(self, seed: int) -> None:
+        """Begin new streams of random numbers; the bound over all inputs stays."""
+        self._guess = PowerNorm(GUESS_STEPS, seed=another_seed(seed))
+        if self.guarantee is not Guarantee.DETERMINISTIC:
+            self.rule = _rule(self.guarantee, self.network, self._per_norm, self._power_steps, seed)
 
     def trace(
         self, x: Tensor, eps: Tensor, *, local: LocalLayers = "all", domain: tuple[float, float] | None = None

@@ -2,6 +2,16 @@
 
 from locallip.data.embedded import load_embedded
 from locallip.data.errors import DamagedData, MissingData
-from locallip.data.images import DataName, ImageSet, Split, hold_out, load_images
+from locallip.data.images import READERS, DataName, ImageSet, Split, hold_out, load_images
 
-__all__ = ["DamagedData", "DataName", "ImageSet", "MissingData", "Split", "hold_out", "load_embedded", "load_images"]
+__all__ = [
+    "READERS",
+    "DamagedData",
+    "DataName",
+    "ImageSet",
+    "MissingData",
+    "Split",
+    "hold_out",
+    "load_embedded",
+    "load_images",
+]

@@ -1,0 +1,172 @@
+"""One row per image, as JSON lines or CSV, and the file beside them that says what they are about.
+
+`rows.jsonl` (or `rows.csv`) has nothing but rows; `rows.json` has the settings, and the summary once all rows are there.
+Rows are written a chunk at a time, so that a run that is stopped keeps what it had.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from locallip.certify import Verdict
+from locallip.files import write_atomically
+
+FORMATS = (".jsonl", ".csv")
+
+
+class WrongRows(ValueError):
+    """Rows, or what is known about them, that are missing, damaged or of another run; the message is for the user."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """What became of one image.
+
+    `decided_by` is the check that gave the verdict, `margin` the proved lead of the label and `lipschitz` the local bound
+    behind it, None where that check computed none. `seconds` is the mean over the chunk that the image was in.
+    """
+
+    index: int
+    label: int
+    prediction: int | None
+    verdict: str
+    decided_by: str
+    guarantee: str
+    failure_prob: float
+    eps: float
+    margin: float | None
+    lipschitz: float | None
+    global_lipschitz: float | None
+    seconds: float
+
+
+FIELDS = tuple(field.name for field in dataclasses.fields(Row))
+
+
+def about_file(path: Path) -> Path:
+    """The file with settings and summary beside the rows."""
+    return path.with_suffix(".json")
+
+
+def append_rows(path: Path, rows: Iterable[Row]) -> None:
+    """Add rows at the end of the file, for good."""
+    text = io.StringIO(newline="")
+    _write(text, rows, path.suffix, header=not path.exists())
+    with open(path, "ab") as file:
+        file.write(text.getvalue().encode())
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def replace_rows(path: Path, rows: Iterable[Row]) -> None:
+    """Write the file anew with just these rows."""
+    text = io.StringIO(newline="")
+    _write(text, rows, path.suffix, header=True)
+    write_atomically(path, text.getvalue().encode())
+
+
+def _write(text: io.StringIO, rows: Iterable[Row], suffix: str, header: bool) -> None:
+    if suffix == ".csv":
+        table = csv.DictWriter(text, FIELDS, lineterminator="\n")
+        if header:
+            table.writeheader()
+        table.writerows(dataclasses.asdict(row) for row in rows)
+    else:
+        text.writelines(json.dumps(dataclasses.asdict(row), allow_nan=False) + "\n" for row in rows)
+
+
+def read_rows(path: Path, *, whole: bool = True) -> list[Row]:
+    """All rows of a file; without `whole`, those before a last line that a crash has cut off."""
+    if path.suffix not in FORMATS:
+        raise WrongRows(f"{path}: rows are kept in files that end in {' or '.join(FORMATS)}")
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except OSError as error:
+        raise WrongRows(f"cannot read {path}: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise WrongRows(f"{path} is not text: it holds no rows") from None
+    cut_off = lines.pop()  # nothing, where the file ends with the end of a line
+    if cut_off and whole:
+        raise WrongRows(f"{path} ends in the middle of line {len(lines) + 1}")
+    if path.suffix == ".csv" and lines:
+        if lines[0] != ",".join(FIELDS):
+            raise WrongRows(f"{path} begins with {lines[0][:80]!r}, not with the names of the columns")
+        values = csv.DictReader(lines)
+        return [_row(value, f"{path}, line {number}", text=True) for number, value in enumerate(values, start=2)]
+    return [_row(_parsed(line, f"{path}, line {n}"), f"{path}, line {n}") for n, line in enumerate(lines, start=1)]
+
+
+def _parsed(line: str, where: str) -> Mapping[str, Any]:
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise WrongRows(f"{where} is not valid JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise WrongRows(f"{where} is no row: {line[:80]!r}")
+    return value
+
+
+_KINDS: dict[str, type] = {
+    "index": int,
+    "label": int,
+    "prediction": int,
+    "verdict": str,
+    "decided_by": str,
+    "guarantee": str,
+}
+_MAY_LACK = ("prediction", "margin", "lipschitz", "global_lipschitz")
+
+
+def _row(values: Mapping[str, Any], where: str, text: bool = False) -> Row:
+    if set(values) != set(FIELDS):
+        raise WrongRows(f"{where} has the fields {', '.join(map(str, values))}; expected {', '.join(FIELDS)}")
+    row = Row(**{name: _value(name, values[name], where, text) for name in FIELDS})
+    if row.verdict not in list(Verdict):
+        raise WrongRows(f"{where}: unknown verdict {row.verdict!r}")
+    return row
+
+
+def _value(name: str, value: Any, where: str, text: bool) -> Any:
+    kind = _KINDS.get(name, float)
+    if value is None or (text and value == ""):
+        if name in _MAY_LACK:
+            return None
+        raise WrongRows(f"{where}: {name} is missing")
+    try:
+        if text:
+            return kind(value)
+    except ValueError:
+        raise WrongRows(f"{where}: {name} = {value!r} is not what it should be") from None
+    if isinstance(value, bool) or not isinstance(value, (int, float) if kind is float else kind):
+        raise WrongRows(f"{where}: {name} = {value!r} is not what it should be")
+    return kind(value)
+
+
+def write_about(path: Path, settings: Mapping[str, Any], summary: Mapping[str, Any] | None) -> None:
+    text = json.dumps({"settings": settings, "summary": summary}, indent=1, allow_nan=False) + "\n"
+    write_atomically(about_file(path), text.encode())
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """What the rows in `path` are about."""
+    beside = about_file(path)
+    try:
+        values = json.loads(beside.read_text(encoding="utf-8"))
+        settings = values["settings"]
+        if not isinstance(settings, dict):
+            raise TypeError
+    except OSError as error:
+        raise WrongRows(
+            f"cannot read {beside}: {error.strerror or error}; it belongs to {path.name} and has its settings"
+        ) from None
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise WrongRows(f"{beside} has no settings of {path.name}: it is damaged or of something else") from None
+    return settings

@@ -1,0 +1,225 @@
+"""Certify the images of a data set, chunk by chunk, into rows that a stopped run can go on from."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from locallip.certify import Certificate, Certifier
+from locallip.certify.inputs import as_eps
+from locallip.data import ImageSet
+from locallip.norms import Guarantee
+from locallip.proofs.rows import (
+    FORMATS,
+    Row,
+    WrongRows,
+    about_file,
+    append_rows,
+    read_rows,
+    read_settings,
+    replace_rows,
+    write_about,
+)
+from locallip.proofs.summary import summarize
+from locallip.provenance import environment, hardware
+
+#: Images per chunk, in batches: the cascade packs what is undecided of a chunk into full batches.
+BATCHES_PER_CHUNK = 4
+#: What may differ between a run and its continuation.
+_PASSING = ("environment", "hardware")
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is to be certified, and how; `seed=None` draws one from the operating system and notes it."""
+
+    model_name: str
+    eps: str
+    guarantee: Guarantee = Guarantee.HIGH_PROBABILITY
+    failure_prob: float = 1e-9
+    attack_steps: int = 20
+    power_steps: int = 200
+    limit: int | None = None
+    batch_size: int = 64
+    seed: int | None = None
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    out: Path | None = None
+    resume: bool = False
+
+
+def certify_images(
+    job: Job, model: nn.Module, images: ImageSet, say: Callable[[str], None] = lambda line: None
+) -> tuple[list[Row], dict[str, Any], dict[str, Any]]:
+    """Rows, settings and summary for the first images of a set; with `job.out` also on disk, chunk by chunk."""
+    images = _first(images, job.limit)
+    model = model.to(job.device)
+    known = _continued(job)
+    seed = known["seed"] if known else secrets.randbits(62) if job.seed is None else job.seed
+    certifier = _certifier(job, model, images, seed)
+    settings = _settings(job, images, certifier, seed)
+    rows = _begin(job, settings, known)
+    say(f"bound over all inputs: {certifier.global_lipschitz:.4g}; {len(images) - len(rows)} images to go")
+    begin = time.perf_counter()
+    before = len(rows)
+    for chunk in _chunks(job, len(images)):
+        if chunk.start < len(rows):
+            continue
+        new = _certify_chunk(job, certifier, images, chunk, seed)
+        rows += new
+        if job.out is not None:
+            append_rows(job.out, new)
+        left = (time.perf_counter() - begin) / (len(rows) - before) * (len(images) - len(rows))
+        certified = sum(row.verdict == "CERTIFIED" for row in rows)
+        say(f"{len(rows)} of {len(images)} images, {certified} certified, {left:.0f} s left")
+    summary = summarize(rows)
+    if job.out is not None:
+        write_about(job.out, settings, summary)
+    return rows, settings, summary
+
+
+def _first(images: ImageSet, limit: int | None) -> ImageSet:
+    return images if limit is None else images.take(torch.arange(min(limit, len(images))))
+
+
+def _certifier(job: Job, model: nn.Module, images: ImageSet, seed: int) -> Certifier:
+    return Certifier(
+        model,
+        images.shape,
+        guarantee=job.guarantee,
+        failure_prob=job.failure_prob,
+        attack_steps=job.attack_steps,
+        batch_size=job.batch_size,
+        power_steps=job.power_steps,
+        seed=seed,
+        device=job.device,
+    )
+
+
+def _settings(job: Job, images: ImageSet, certifier: Certifier, seed: int) -> dict[str, Any]:
+    """Enough for a third party to repeat it."""
+    return {
+        "model": job.model_name,
+        "fingerprint": certifier.fingerprint,
+        "data": images.name,
+        "split": images.split,
+        "images": len(images),
+        "data_sha256": data_checksum(images),
+        "eps": job.eps,
+        "guarantee": job.guarantee.value,
+        "failure_prob": certifier.failure_prob if job.guarantee is Guarantee.HIGH_PROBABILITY else 0.0,
+        "attack_steps": job.attack_steps,
+        "power_steps": job.power_steps,
+        "batch_size": job.batch_size,
+        "seed": seed,
+        "hardware": hardware(job.device),
+        "environment": environment(),
+    }
+
+
+def data_checksum(images: ImageSet) -> str:
+    """SHA-256 of pixels and labels."""
+    digest = hashlib.sha256(images.images.contiguous().numpy().tobytes())
+    digest.update(images.labels.contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _continued(job: Job) -> dict[str, Any] | None:
+    """The settings of the run that is to go on; None for a new one."""
+    if job.out is None:
+        return None
+    if job.out.suffix not in FORMATS:
+        raise WrongRows(f"--out {job.out}: name a file that ends in {' or '.join(FORMATS)}")
+    begun = job.out.exists() or about_file(job.out).exists()
+    if not begun:
+        return None
+    if not job.resume:
+        raise WrongRows(
+            f"{job.out} or {about_file(job.out).name} is there already: go on with --resume, or name another --out"
+        )
+    return read_settings(job.out)
+
+
+def _begin(job: Job, settings: dict[str, Any], known: dict[str, Any] | None) -> list[Row]:
+    """The rows that are there already, whole chunks of them."""
+    if job.out is None:
+        return []
+    if known is None:
+        write_about(job.out, settings, None)
+        return []
+    wrong = [name for name in settings if name not in _PASSING and known.get(name) != settings[name]]
+    if wrong:
+        told = ", ".join(f"{name} was {known.get(name)!r} and is {settings[name]!r}" for name in wrong)
+        raise WrongRows(f"{job.out} is of another run: {told}")
+    rows = read_rows(job.out, whole=False) if job.out.exists() else []
+    if [row.index for row in rows] != list(range(len(rows))) or len(rows) > settings["images"]:
+        raise WrongRows(f"{job.out} does not hold the rows 0, 1, 2, ... of this run")
+    whole = max((c.stop for c in _chunks(job, settings["images"]) if c.stop <= len(rows)), default=0)
+    if job.out.exists():
+        replace_rows(job.out, rows[:whole])
+    return rows[:whole]
+
+
+def _chunks(job: Job, count: int) -> Iterator[slice]:
+    size = job.batch_size * BATCHES_PER_CHUNK
+    return (slice(begin, min(begin + size, count)) for begin in range(0, count, size))
+
+
+def _certify_chunk(job: Job, certifier: Certifier, images: ImageSet, chunk: slice, seed: int) -> list[Row]:
+    begin = time.perf_counter()
+    x = images.images[chunk].to(job.device).float() / 255
+    certificate = _in_memory(certifier, x, images.labels[chunk], job.eps, chunk_seed(seed, chunk.start))
+    seconds = (time.perf_counter() - begin) / len(x)
+    eps = float(as_eps(job.eps, 1, torch.device("cpu")))
+    bound = _finite(certifier.global_lipschitz)
+    return [
+        Row(
+            chunk.start + i,
+            int(images.labels[chunk.start + i]),
+            certificate.predictions[i],
+            str(certificate.verdicts[i]),
+            certificate.decided_by[i],
+            certificate.guarantee.value,
+            certificate.failure_prob,
+            eps,
+            _finite(float(certificate.margin[i])),
+            _finite(float(certificate.lipschitz[i])),
+            bound,
+            round(seconds, 6),
+        )
+        for i in range(len(x))
+    ]
+
+
+def chunk_seed(seed: int, first: int) -> int:
+    """The random numbers of a chunk depend on the run's seed and its first image, not on what was certified before."""
+    digest = hashlib.sha256(f"{seed} {first}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
+
+
+def _in_memory(certifier: Certifier, x: Tensor, y: Tensor, eps: str, seed: int) -> Certificate:
+    """Smaller batches, where the device has no room for those asked for."""
+    whole = certifier.batch_size
+    try:
+        while True:
+            certifier.seed_again(seed)
+            try:
+                return certifier(x, y, eps)
+            except torch.OutOfMemoryError:
+                if certifier.batch_size == 1:
+                    raise
+            torch.cuda.empty_cache()
+            certifier.batch_size = max(1, certifier.batch_size // 2)
+    finally:
+        certifier.batch_size = whole
+
+
+def _finite(value: float) -> float | None:
+    return value if abs(value) < float("inf") else None

@@ -1,0 +1,62 @@
+"""What the rows of a data set come to: accuracies with their interval, and which check decided how many."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from locallip.certify import Verdict
+from locallip.norms import Guarantee
+from locallip.proofs.rows import Row
+
+#: Normal quantile of a two-sided interval of 95 %.
+_Z = 1.959964
+
+
+def summarize(rows: Sequence[Row]) -> dict[str, Any]:
+    """Shares in per cent, the interval of the certified share, and the failure probability of the whole set."""
+    count = len(rows)
+    verdicts = Counter(row.verdict for row in rows)
+    certified = verdicts[Verdict.CERTIFIED]
+    low, high = wilson(certified, count)
+    return {
+        "images": count,
+        "correct": _share(sum(row.prediction == row.label for row in rows), count),
+        "certified": _share(certified, count),
+        "certified_interval": [round(100 * low, 3), round(100 * high, 3)],
+        "verdicts": {str(verdict): verdicts[verdict] for verdict in Verdict},
+        "decided_by": dict(Counter(row.decided_by for row in rows).most_common()),
+        "failure_prob_of_all": min(1.0, sum(row.failure_prob for row in rows)),
+        "seconds": round(sum(row.seconds for row in rows), 3),
+    }
+
+
+def wilson(successes: int, count: int) -> tuple[float, float]:
+    """The 95 % interval of a share by Wilson's score (1927); [0, 1] for no trials."""
+    if not count:
+        return 0.0, 1.0
+    share, z2 = successes / count, _Z**2
+    middle = (share + z2 / (2 * count)) / (1 + z2 / count)
+    half = _Z / (1 + z2 / count) * math.sqrt(share * (1 - share) / count + z2 / (4 * count**2))
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def describe(summary: dict[str, Any], guarantee: Guarantee) -> str:
+    """For people: the cascade's shares as the paper gives them, and the sum of it."""
+    count = max(summary["images"], 1)
+    shares = "\n".join(f"  {100 * n / count:6.2f} %  {check}" for check, n in summary["decided_by"].items())
+    low, high = summary["certified_interval"]
+    word = "estimated robust (no proof)" if guarantee is Guarantee.ESTIMATE else "certified"
+    risk = summary["failure_prob_of_all"]
+    rest = f"; a chance of at most {risk:.2g} that any of these is wrong" if risk else ""
+    return (
+        f"decided by\n{shares}\n"
+        f"correct {summary['correct']:.2f} %, {word} {summary['certified']:.2f} % of {summary['images']} images "
+        f"(95 % interval of the share {low:.2f} to {high:.2f}), guarantee {guarantee.value}{rest}"
+    )
+
+
+def _share(part: int, count: int) -> float:
+    return 100 * part / count if count else 0.0

@@ -1,0 +1,160 @@
+"""The commands `locallip certify` and `locallip verify`: their arguments are the options and their docstrings the help."""
+
+from __future__ import annotations
+
+import sys
+from json import dumps
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from locallip.data import READERS, ImageSet, load_images
+from locallip.network import UnsupportedLayer
+from locallip.norms import Guarantee, LayerTooLarge
+from locallip.options import check, device_of, radius_of
+from locallip.proofs import Job, WrongRows, certify_images, verify_rows
+from locallip.proofs.rows import about_file, read_settings
+from locallip.proofs.summary import describe
+from locallip.training.recipe import find
+from locallip.training.recipe import names as recipe_names
+from locallip.zoo import WrongModel, load_model, read_about
+
+
+def certify(
+    model: str,
+    /,
+    data: str | None = None,
+    eps: str | None = None,
+    guarantee: Literal["high_probability", "deterministic", "estimate"] = "high_probability",
+    data_root: Path | None = None,
+    split: Literal["test", "train"] = "test",
+    limit: int | None = None,
+    out: Path | None = None,
+    resume: bool = False,
+    failure_prob: float = 1e-9,
+    attack_steps: int = 20,
+    power_steps: int = 200,
+    batch: int | None = None,
+    seed: int | None = None,
+    device: str | None = None,
+    json: bool = False,
+) -> None:
+    """Certify the images of a data set: one verdict each, and what they come to.
+
+    Args:
+        model: A name from `locallip models`, a run folder or a .safetensors file.
+        data: embedded, mnist, cifar10 or tiny-imagenet; what the network was trained on if not given.
+        eps: Radius of the l2 balls, for pixels in [0, 1]; a number or a fraction such as 36/255. What the network was
+            trained for if not given.
+        guarantee: What every bound rests on; an estimate proves nothing.
+        data_root: Folder that holds the data sets; LOCALLIP_DATA or ./data if not given.
+        split: Which images of the data set.
+        limit: The first so many images only.
+        out: Rows to write, one per image: a file that ends in .jsonl or .csv, with settings and summary in .json beside it.
+        resume: Go on with the rows in --out.
+        failure_prob: Chance that one image's certificate is wrong, under high_probability.
+        attack_steps: Steps of the attack that spares images it breaks a proof; 0 for none.
+        power_steps: Steps of power iteration, under estimate.
+        batch: Images looked at together; 32 on a CPU and 500 on a GPU if not given.
+        seed: Start of every random draw; drawn and noted if not given, which is safer.
+        device: Such as cpu or cuda:1; the first GPU if there is one.
+        json: Print the summary as JSON.
+    """
+    check(limit is None or limit > 0, f"--limit must be at least 1, got {limit}")
+    check(batch is None or batch > 0, f"--batch must be at least 1, got {batch}")
+    check(attack_steps >= 0, f"--attack-steps must be at least 0, got {attack_steps}")
+    check(power_steps >= 1, f"--power-steps must be at least 1, got {power_steps}")
+    check(seed is None or 0 <= seed < 2**62, f"--seed must be between 0 and {2**62 - 1}, got {seed}")
+    check(1e-15 <= failure_prob < 1, f"--failure-prob must lie between 1e-15 and 1, got {failure_prob}")
+    check(out is not None or not resume, "--resume goes on with the rows of an earlier run: name them with --out")
+    network, images, radius = _brought(model, data, eps, split, data_root)
+    place = device_of(device) or torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    job = Job(
+        model_name=Path(model).name,
+        eps=radius,
+        guarantee=Guarantee.parse(guarantee),
+        failure_prob=failure_prob,
+        attack_steps=attack_steps,
+        power_steps=power_steps,
+        limit=limit,
+        batch_size=batch or (500 if place.type == "cuda" else 32),
+        seed=seed,
+        device=place,
+        out=out,
+        resume=resume,
+    )
+    try:
+        _, settings, summary = certify_images(job, network, images, _to_stderr)
+    except (UnsupportedLayer, LayerTooLarge) as error:
+        raise WrongModel(f"{model}: {error}") from None
+    if json:
+        print(dumps({"settings": settings, "summary": summary}, indent=1))
+    else:
+        print(describe(summary, job.guarantee))
+        if out is not None:
+            print(f"rows in {out}, settings and summary in {about_file(out)}")
+
+
+def verify(
+    rows: Path,
+    /,
+    model: str | None = None,
+    data_root: Path | None = None,
+    sample: int = 20,
+    device: str | None = None,
+) -> None:
+    """Repeat some rows of `locallip certify` and say whether they agree; exit code 1 where they do not.
+
+    Args:
+        rows: The .jsonl or .csv file, with its .json beside it.
+        model: The network, if it is not a name from `locallip models`: a run folder or a .safetensors file.
+        data_root: Folder that holds the data sets; LOCALLIP_DATA or ./data if not given.
+        sample: Repeat so many rows, drawn anew each time.
+        device: Such as cpu or cuda:1; the first GPU if there is one.
+    """
+    check(sample >= 1, f"--sample must be at least 1, got {sample}")
+    settings = read_settings(rows)
+    network, images, _ = _brought(
+        model or settings["model"], settings["data"], settings["eps"], settings["split"], data_root
+    )
+    place = device_of(device) or torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    faults = verify_rows(rows, network, images, sample=sample, device=place, say=print)
+    for fault in faults:
+        print(fault)
+    if faults:
+        raise WrongRows(f"{rows} does not agree with what its network does")
+    print("all of them agree")
+
+
+def _brought(
+    model: str, data: str | None, eps: str | None, split: str, root: Path | None
+) -> tuple[torch.nn.Module, ImageSet, str]:
+    """A network, its images and the radius; what is not said is what the network was trained on and for."""
+    network, about = load_model(model), read_about(model)
+    recipe = str(about.get("recipe", ""))
+    known = find(recipe) if recipe in recipe_names() else None
+    check(
+        (data is not None and eps is not None) or known is not None,
+        f"{model} does not say what it was trained on: name it with --data and --eps",
+    )
+    name = data or (known.data if known is not None else "")
+    check(name in READERS, f"--data {name}: choose one of {', '.join(READERS)}")
+    radius = eps or (known.eps if known is not None else "")
+    radius_of(radius)
+    images = load_images(name, split, root)
+    wanted = tuple(about["input_shape"])
+    check(images.shape == wanted, f"{model} takes images of {_sizes(wanted)}, those of {name} are {_sizes(images.shape)}")
+    check(
+        len(images.classes) == about["classes"],
+        f"{model} tells {about['classes']} classes apart, and {name} has {len(images.classes)}",
+    )
+    return network, images, radius
+
+
+def _sizes(shape: tuple[int, ...]) -> str:
+    return " x ".join(map(str, shape))
+
+
+def _to_stderr(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,287 @@
+"""Rows of certificates: what `locallip certify` writes, a stopped run goes on from, and `locallip verify` repeats."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from scipy.stats import binomtest
+from torch import nn
+
+import locallip as ll
+from locallip import cli
+from locallip.certify import Certifier
+from locallip.data import ImageSet, load_images
+from locallip.norms import Guarantee
+from locallip.proofs import Job, Row, WrongRows, certify_images, read_rows, verify_rows
+from locallip.proofs.rows import about_file, append_rows, read_settings
+from locallip.proofs.summary import describe, summarize, wilson
+from locallip.zoo import load_model
+
+COUNT = 32
+EPS = "0.3"
+
+
+@pytest.fixture(scope="module")
+def network_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small network after a hundred ordinary steps: some images right, some certified, some attacked."""
+    torch.manual_seed(0)
+    model = ll.build_model("small", (1, 28, 28), 10, "relu")
+    images = load_images("embedded", "train")
+    optimizer = torch.optim.Adam(model.parameters(), 3e-3)
+    for step in range(100):
+        part = slice(64 * step, 64 * (step + 1))
+        loss = F.cross_entropy(model(images.images[part].float() / 255), images.labels[part])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    path = tmp_path_factory.mktemp("network") / "mine.safetensors"
+    about = {"architecture": "small", "activation": "relu", "input_shape": [1, 28, 28], "classes": 10}
+    ll.save_model(path, model.eval(), about)
+    return path
+
+
+@pytest.fixture(scope="module")
+def model(network_file: Path) -> nn.Module:
+    return load_model(network_file)
+
+
+@pytest.fixture(scope="module")
+def images() -> ImageSet:
+    return load_images("embedded", "test")
+
+
+def job(out: Path | None = None, **changes: object) -> Job:
+    return dataclasses.replace(Job("mine", EPS, limit=COUNT, batch_size=4, seed=3, out=out), **changes)  # type: ignore[arg-type]
+
+
+def without_times(rows: list[Row]) -> list[Row]:
+    return [dataclasses.replace(row, seconds=0.0) for row in rows]
+
+
+@pytest.mark.parametrize("guarantee", list(Guarantee))
+def test_rows_say_what_certify_says(model, images, guarantee):
+    rows, settings, summary = certify_images(job(guarantee=guarantee), model, images)
+    x, y = images.images[:COUNT].float() / 255, images.labels[:COUNT]
+    found = ll.certify(model, x, y, EPS, guarantee=guarantee, seed=11)
+    assert [row.verdict for row in rows] == [str(verdict) for verdict in found.verdicts]
+    assert [row.label for row in rows] == y.tolist()
+    assert [row.prediction for row in rows] == model(x).argmax(1).tolist()
+    assert {row.verdict for row in rows} >= {"CERTIFIED", "MISCLASSIFIED"}
+    assert summary["certified"] == 100 * int(found.certified.sum()) / COUNT
+    assert summary["correct"] == 100 * int((model(x).argmax(1) == y).sum()) / COUNT
+    assert sum(summary["verdicts"].values()) == sum(summary["decided_by"].values()) == COUNT
+    risk = 1e-9 if guarantee is Guarantee.HIGH_PROBABILITY else 0.0
+    assert summary["failure_prob_of_all"] == pytest.approx(COUNT * risk)
+    assert settings["fingerprint"] == found.fingerprint
+    word = "estimated robust (no proof)" if guarantee is Guarantee.ESTIMATE else "certified"
+    assert f"{word} {summary['certified']:.2f} % of {COUNT} images" in describe(summary, guarantee)
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".csv"])
+def test_a_run_cut_off_anywhere_goes_on_to_the_same_rows(model, images, tmp_path, suffix):
+    whole, cut = tmp_path / f"whole{suffix}", tmp_path / f"cut{suffix}"
+    rows, *_ = certify_images(job(whole), model, images)
+    assert read_rows(whole) == rows
+    content = whole.read_bytes()
+    for share in (0.0, 0.3, 0.77, 1.0):
+        cut.write_bytes(content[: int(share * len(content))])
+        if share == 0.0:
+            cut.unlink()
+        about_file(cut).write_bytes(about_file(whole).read_bytes())
+        again, *_ = certify_images(job(cut, resume=True, seed=None), model, images)
+        assert without_times(again) == without_times(rows) == without_times(read_rows(cut))
+
+
+def test_rows_that_are_there_are_never_overwritten(model, images, tmp_path):
+    out = tmp_path / "rows.jsonl"
+    certify_images(job(out, limit=4), model, images)
+    before = out.read_bytes()
+    with pytest.raises(WrongRows, match=r"there already: go on with --resume, or name another --out"):
+        certify_images(job(out, limit=4), model, images)
+    with pytest.raises(WrongRows, match=r"eps was '0.3' and is '0.31'"):
+        certify_images(job(out, limit=4, resume=True, eps="0.31"), model, images)
+    with pytest.raises(WrongRows, match="fingerprint was"):
+        certify_images(job(out, limit=4, resume=True), slightly_other(model), images)
+    assert out.read_bytes() == before
+
+
+def slightly_other(model: nn.Module) -> nn.Module:
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        other.get_submodule("7").bias.add_(1e-3)
+    return other
+
+
+def test_both_formats_hold_the_same(model, images, tmp_path):
+    rows, *_ = certify_images(job(limit=8), model, images)
+    for suffix in (".jsonl", ".csv"):
+        append_rows(tmp_path / f"rows{suffix}", rows[:5])
+        append_rows(tmp_path / f"rows{suffix}", rows[5:])
+        assert read_rows(tmp_path / f"rows{suffix}") == rows
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("{", "line 1 is not valid JSON"),
+        ("[1]", "line 1 is no row"),
+        ('{"index": 0}', "line 1 has the fields index; expected index, label"),
+        ("\xff", "line 1 is not valid JSON"),
+    ],
+)
+def test_what_is_no_row_is_named(tmp_path, content, told):
+    path = tmp_path / "rows.jsonl"
+    path.write_text(content + "\n")
+    with pytest.raises(WrongRows, match=told):
+        read_rows(path)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("index", "0"), ("verdict", "PROVED"), ("label", None), ("eps", True), ("margin", "much"), ("failure_prob", None)],
+)
+def test_a_wrong_value_is_named(model, images, tmp_path, field, value):
+    path = tmp_path / "rows.jsonl"
+    certify_images(job(path, limit=4), model, images)
+    lines = path.read_text().splitlines()
+    lines[2] = json.dumps({**json.loads(lines[2]), field: value})
+    path.write_text("\n".join(lines) + "\n")
+    with pytest.raises(WrongRows, match=r"rows.jsonl, line 3: .*(verdict|" + field + ")"):
+        read_rows(path)
+
+
+def test_verify_confirms_what_was_written(model, images, tmp_path):
+    out = tmp_path / "rows.jsonl"
+    certify_images(job(out), model, images)
+    assert verify_rows(out, model, images, sample=COUNT) == []
+    assert json.loads(about_file(out).read_text())["summary"]["images"] == COUNT
+
+
+def test_verify_finds_what_was_changed(model, images, tmp_path):
+    out = tmp_path / "rows.jsonl"
+    rows, *_ = certify_images(job(out, limit=20), model, images)
+    doubtful = next(row for row in rows if row.verdict not in ("CERTIFIED", "MISCLASSIFIED"))
+    for changed in (
+        dataclasses.replace(doubtful, verdict="CERTIFIED"),
+        dataclasses.replace(doubtful, label=(doubtful.label + 1) % 10),
+        dataclasses.replace(doubtful, prediction=None),
+    ):
+        out.unlink()
+        append_rows(out, [changed if row.index == changed.index else row for row in rows])
+        assert any(str(changed.index) in fault for fault in verify_rows(out, model, images, sample=20))
+    out.unlink()
+    append_rows(out, rows[:-1])
+    assert any("19 rows" in fault for fault in verify_rows(out, model, images, sample=1))
+
+
+def test_verify_refuses_other_weights_and_other_images(model, images, tmp_path):
+    out = tmp_path / "rows.jsonl"
+    certify_images(job(out, limit=4), model, images)
+    with pytest.raises(WrongRows, match="other weights"):
+        verify_rows(out, slightly_other(model), images)
+    with pytest.raises(WrongRows, match="other images"):
+        verify_rows(out, model, load_images("embedded", "train"))
+
+
+def test_a_device_without_room_gets_smaller_batches_and_the_same_verdicts(model, images, monkeypatch):
+    plain = certify_images(job(guarantee=Guarantee.DETERMINISTIC), model, images)[0]
+    whole = Certifier.__call__
+    sizes = []
+
+    def cramped(self, x, y, eps):
+        sizes.append(self.batch_size)
+        if self.batch_size > 2:
+            raise torch.OutOfMemoryError("no room")
+        return whole(self, x, y, eps)
+
+    monkeypatch.setattr(Certifier, "__call__", cramped)
+    rows = certify_images(job(guarantee=Guarantee.DETERMINISTIC), model, images)[0]
+    assert [(row.verdict, row.decided_by) for row in rows] == [(row.verdict, row.decided_by) for row in plain]
+    assert sizes[:2] == [4, 2]
+
+
+@pytest.mark.parametrize(("part", "count"), [(0, 1), (0, 50), (50, 50), (3, 1000), (5559, 10_000)])
+def test_the_interval_is_wilsons(part, count):
+    known = binomtest(part, count).proportion_ci(0.95, method="wilson")
+    assert wilson(part, count) == pytest.approx((known.low, known.high), abs=1e-6)
+
+
+def test_no_rows_come_to_nothing():
+    assert summarize([])["certified"] == 0.0
+    assert wilson(0, 0) == (0.0, 1.0)
+
+
+# The commands ------------------------------------------------------------------------------------------------------------
+
+
+def called(capsys: pytest.CaptureFixture[str], *args: object) -> tuple[int, str, str]:
+    code = cli.main([str(arg) for arg in args])
+    found = capsys.readouterr()
+    return code, found.out, found.err
+
+
+def test_the_commands_certify_and_verify(network_file, tmp_path, capsys):
+    out = tmp_path / "rows.csv"
+    options = ("--data", "embedded", "--eps", EPS, "--limit", 12, "--batch", 4)
+    code, said, _ = called(capsys, "certify", network_file, *options, "--out", out)
+    assert code == 0
+    assert "of 12 images" in said
+    assert f"rows in {out}" in said
+    code, said, _ = called(capsys, "certify", network_file, *options, "--json")
+    assert code == 0
+    assert json.loads(said)["summary"]["images"] == 12
+    code, said, _ = called(capsys, "verify", out, "--model", network_file, "--sample", 12)
+    assert (code, said.splitlines()[-1]) == (0, "all of them agree")
+    assert read_settings(out)["eps"] == EPS
+
+
+def test_a_shipped_network_knows_its_data_and_radius(tmp_path, capsys):
+    code, _, said = called(capsys, "certify", "mnist-4c3f-local-g", "--data-root", tmp_path)
+    assert code == 1
+    assert "mnist" in said
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        (["--eps", EPS], "does not say what it was trained on: name it with --data and --eps"),
+        (["--data", "embedded", "--eps", "x"], "--eps: "),
+        (["--data", "embedded", "--eps", "0"], "--eps must be a positive number"),
+        (["--data", "numbers", "--eps", EPS], "--data numbers: choose one of embedded"),
+        (["--data", "embedded", "--eps", EPS, "--limit", "0"], "--limit must be at least 1"),
+        (["--data", "embedded", "--eps", EPS, "--failure-prob", "2"], "--failure-prob must lie between"),
+        (["--data", "embedded", "--eps", EPS, "--resume"], "name them with --out"),
+        (
+            ["--data", "embedded", "--eps", EPS, "--out", "rows.txt", "--limit", "1"],
+            "name a file that ends in .jsonl or .csv",
+        ),
+    ],
+)
+def test_what_makes_no_sense_is_said_in_a_sentence(network_file, capsys, args, told):
+    code, _, said = called(capsys, "certify", network_file, *args)
+    assert code in (1, 2)
+    assert told in said
+    assert said.count("\n") == 1
+
+
+def test_images_of_another_size_are_refused(capsys, tmp_path):
+    code, _, said = called(capsys, "certify", "cifar10-6c2f-local-b", "--data", "embedded", "--eps", EPS)
+    assert code == 2
+    assert "takes images of 3 x 32 x 32, those of embedded are 1 x 28 x 28" in said
+
+
+def test_a_foreign_file_is_refused_by_name(capsys, tmp_path):
+    path = tmp_path / "model.pt"
+    torch.save({"weights": torch.ones(1)}, path)
+    code, _, said = called(capsys, "certify", path, "--data", "embedded", "--eps", EPS)
+    assert code == 1
+    assert "model.pt" in said
+    code, _, said = called(capsys, "verify", tmp_path / "rows.jsonl")
+    assert code == 1
+    assert "rows.json" in said
