@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,9 +19,11 @@ import locallip as ll
 from locallip import cli
 from locallip.certify import Certifier
 from locallip.data import ImageSet, load_images
+from locallip.files import locked
 from locallip.norms import Guarantee
 from locallip.proofs import Job, Row, WrongRows, certify_images, read_rows, verify_rows
-from locallip.proofs.rows import about_file, append_rows, read_settings
+from locallip.proofs.rows import append_rows
+from locallip.proofs.settings import about_file, read_about
 from locallip.proofs.summary import describe, summarize, wilson
 from locallip.zoo import load_model
 
@@ -78,15 +82,16 @@ def test_rows_say_what_certify_says(model, images, guarantee):
     assert sum(summary["verdicts"].values()) == sum(summary["decided_by"].values()) == COUNT
     risk = 1e-9 if guarantee is Guarantee.HIGH_PROBABILITY else 0.0
     assert summary["failure_prob_of_all"] == pytest.approx(COUNT * risk)
-    assert settings["fingerprint"] == found.fingerprint
+    assert settings.fingerprint == found.fingerprint
     word = "estimated robust (no proof)" if guarantee is Guarantee.ESTIMATE else "certified"
     assert f"{word} {summary['certified']:.2f} % of {COUNT} images" in describe(summary, guarantee)
 
 
+@pytest.mark.parametrize("guarantee", [Guarantee.HIGH_PROBABILITY, Guarantee.DETERMINISTIC])
 @pytest.mark.parametrize("suffix", [".jsonl", ".csv"])
-def test_a_run_cut_off_anywhere_goes_on_to_the_same_rows(model, images, tmp_path, suffix):
+def test_a_run_cut_off_anywhere_goes_on_to_the_same_rows(model, images, tmp_path, suffix, guarantee):
     whole, cut = tmp_path / f"whole{suffix}", tmp_path / f"cut{suffix}"
-    rows, *_ = certify_images(job(whole), model, images)
+    rows, *_ = certify_images(job(whole, guarantee=guarantee), model, images)
     assert read_rows(whole) == rows
     content = whole.read_bytes()
     for share in (0.0, 0.3, 0.77, 1.0):
@@ -94,7 +99,7 @@ def test_a_run_cut_off_anywhere_goes_on_to_the_same_rows(model, images, tmp_path
         if share == 0.0:
             cut.unlink()
         about_file(cut).write_bytes(about_file(whole).read_bytes())
-        again, *_ = certify_images(job(cut, resume=True, seed=None), model, images)
+        again, *_ = certify_images(job(cut, resume=True, seed=None, guarantee=guarantee), model, images)
         assert without_times(again) == without_times(rows) == without_times(read_rows(cut))
 
 
@@ -106,6 +111,8 @@ def test_rows_that_are_there_are_never_overwritten(model, images, tmp_path):
         certify_images(job(out, limit=4), model, images)
     with pytest.raises(WrongRows, match=r"eps was '0.3' and is '0.31'"):
         certify_images(job(out, limit=4, resume=True, eps="0.31"), model, images)
+    with pytest.raises(WrongRows, match="seed was 3 and is 4"):
+        certify_images(job(out, limit=4, resume=True, seed=4), model, images)
     with pytest.raises(WrongRows, match="fingerprint was"):
         certify_images(job(out, limit=4, resume=True), slightly_other(model), images)
     assert out.read_bytes() == before
@@ -163,21 +170,104 @@ def test_verify_confirms_what_was_written(model, images, tmp_path):
     assert json.loads(about_file(out).read_text())["summary"]["images"] == COUNT
 
 
-def test_verify_finds_what_was_changed(model, images, tmp_path):
-    out = tmp_path / "rows.jsonl"
-    rows, *_ = certify_images(job(out, limit=20), model, images)
-    doubtful = next(row for row in rows if row.verdict not in ("CERTIFIED", "MISCLASSIFIED"))
-    for changed in (
-        dataclasses.replace(doubtful, verdict="CERTIFIED"),
-        dataclasses.replace(doubtful, label=(doubtful.label + 1) % 10),
-        dataclasses.replace(doubtful, prediction=None),
-    ):
-        out.unlink()
-        append_rows(out, [changed if row.index == changed.index else row for row in rows])
-        assert any(str(changed.index) in fault for fault in verify_rows(out, model, images, sample=20))
+def forged(rows: list[Row], out: Path, which: Callable[[Row], bool], **changes: object) -> None:
+    """The same rows with some fields of some of them changed, and the summary that fits them."""
+    new = [dataclasses.replace(row, **changes) if which(row) else row for row in rows]  # type: ignore[arg-type]
     out.unlink()
-    append_rows(out, rows[:-1])
-    assert any("19 rows" in fault for fault in verify_rows(out, model, images, sample=1))
+    append_rows(out, new)
+    about = json.loads(about_file(out).read_text())
+    about_file(out).write_text(json.dumps({**about, "summary": summarize(new)}))
+
+
+@pytest.mark.parametrize(
+    ("verdict", "changes", "told"),
+    [
+        ("UNKNOWN", {"verdict": "CERTIFIED"}, "'nothing' does not make anything CERTIFIED"),
+        ("UNKNOWN", {"verdict": "CERTIFIED", "decided_by": "local bound"}, "CERTIFIED with a margin of"),
+        ("UNKNOWN", {"verdict": "CERTIFIED", "decided_by": "local bound", "margin": 0.1}, "the verdict is UNKNOWN"),
+        ("CERTIFIED", {"label": 11}, "its label is 11"),
+        ("CERTIFIED", {"prediction": 11}, "it is CERTIFIED with prediction 11"),
+        ("CERTIFIED", {"prediction": None}, "the prediction is"),
+        ("CERTIFIED", {"eps": 5.0}, "its eps is 5.0, and that of the run 0.3"),
+        ("CERTIFIED", {"guarantee": "deterministic", "failure_prob": 0.0}, "it claims deterministic"),
+        ("CERTIFIED", {"failure_prob": 1e-12}, "with failure probability 1e-12"),
+        ("CERTIFIED", {"margin": 1e6}, "margin and bound are"),
+        ("CERTIFIED", {"lipschitz": 1e-9}, "margin and bound are"),
+        ("CERTIFIED", {"lipschitz": 1e9}, "CERTIFIED with a margin of"),
+        ("CERTIFIED", {"global_lipschitz": 1e9}, "the bound over all inputs is"),
+        ("CERTIFIED", {"decided_by": "magic"}, "'magic' does not make anything"),
+        ("CERTIFIED", {"verdict": "ATTACKED", "decided_by": "attack"}, "it is said to be ATTACKED"),
+    ],
+)
+def test_verify_finds_what_was_forged(model, images, certified_rows, tmp_path, verdict, changes, told):
+    out = tmp_path / "rows.jsonl"
+    for name in ("rows.jsonl", "rows.json"):
+        shutil.copy(certified_rows / name, tmp_path / name)
+    forged(read_rows(out), out, lambda row: row.verdict == verdict, **changes)
+    faults = verify_rows(out, model, images, sample=COUNT)
+    assert faults
+    assert told in faults[0]
+
+
+@pytest.fixture(scope="module")
+def certified_rows(model, images, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("rows")
+    rows, *_ = certify_images(job(folder / "rows.jsonl"), model, images)
+    assert {row.verdict for row in rows} >= {"CERTIFIED", "UNKNOWN", "MISCLASSIFIED"}
+    return folder
+
+
+def test_verify_wants_all_rows_and_their_own_summary(model, images, certified_rows, tmp_path):
+    out = tmp_path / "rows.jsonl"
+    rows = read_rows(certified_rows / "rows.jsonl")
+    about = json.loads((certified_rows / "rows.json").read_text())
+    for kept, told in ((rows[:-1], "there are 31 rows for 32 images"), (rows[1:], "not those of the images 0, 1, 2")):
+        out.unlink(missing_ok=True)
+        append_rows(out, kept)
+        about_file(out).write_text(json.dumps(about))
+        assert told in verify_rows(out, model, images)[0]
+    out.unlink()
+    append_rows(out, rows)
+    for summary in (None, {**about["summary"], "certified": 100.0}):
+        about_file(out).write_text(json.dumps({**about, "summary": summary}))
+        assert verify_rows(out, model, images) == ["the summary is not that of these rows"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("model", 5), ("images", "x"), ("images", -5), ("guarantee", "sure"), ("guarantee", [1]), ("failure_prob", 2),
+        ("failure_prob", "x"), ("failure_prob", 0.0), ("attack_steps", -1), ("power_steps", 0), ("eps", [0.1]),
+        ("eps", None), ("eps", "0"), ("eps", "x"), ("data", ["a"]), ("split", "xx"), ("seed", 1.5), ("seed", 2**70),
+        ("seed", None),
+    ],
+)  # fmt: skip
+def test_settings_that_are_not_what_they_should_be_are_named(certified_rows, tmp_path, name, value):
+    out = tmp_path / "rows.jsonl"
+    about = json.loads((certified_rows / "rows.json").read_text())
+    about_file(out).write_text(json.dumps({**about, "settings": {**about["settings"], name: value}}))
+    with pytest.raises(WrongRows, match=r"rows\.json: .*" + name):
+        read_about(out)
+    del about["settings"][name]
+    about_file(out).write_text(json.dumps(about))
+    with pytest.raises(WrongRows, match=f"the setting {name} is missing"):
+        read_about(out)
+
+
+def test_two_runs_do_not_write_one_file(model, images, tmp_path):
+    out = tmp_path / "rows.jsonl"
+    with locked(tmp_path / ".rows.jsonl.lock"), pytest.raises(WrongRows, match="in use by another process"):
+        certify_images(job(out), model, images)
+    assert not out.exists()
+
+
+def test_a_certifier_refuses_weights_that_have_changed(model, images):
+    own = copy.deepcopy(model)
+    certifier = Certifier(own, images.shape, guarantee="deterministic", attack_steps=0)
+    with torch.no_grad():
+        own.get_submodule("7").weight.mul_(50)
+    with pytest.raises(RuntimeError, match="has changed"):
+        certifier(images.images[:1].float() / 255, images.labels[:1], 0.1)
 
 
 def test_verify_refuses_other_weights_and_other_images(model, images, tmp_path):
@@ -237,8 +327,12 @@ def test_the_commands_certify_and_verify(network_file, tmp_path, capsys):
     assert code == 0
     assert json.loads(said)["summary"]["images"] == 12
     code, said, _ = called(capsys, "verify", out, "--model", network_file, "--sample", 12)
-    assert (code, said.splitlines()[-1]) == (0, "all of them agree")
-    assert read_settings(out)["eps"] == EPS
+    assert code == 0
+    assert said == (
+        "12 rows fit their settings, weights, images and summary; 12 of them came out again "
+        f"(eps {EPS}, guarantee high_probability)\n"
+    )
+    assert read_about(out)[0].eps == EPS
 
 
 def test_a_shipped_network_knows_its_data_and_radius(tmp_path, capsys):
@@ -259,7 +353,11 @@ def test_a_shipped_network_knows_its_data_and_radius(tmp_path, capsys):
         (["--data", "embedded", "--eps", EPS, "--resume"], "name them with --out"),
         (
             ["--data", "embedded", "--eps", EPS, "--out", "rows.txt", "--limit", "1"],
-            "name a file that ends in .jsonl or .csv",
+            "rows are kept in files that end in .jsonl or .csv",
+        ),
+        (
+            ["--data", "embedded", "--eps", EPS, "--out", "nowhere/rows.csv", "--limit", "1"],
+            "--out nowhere/rows.csv: there is no folder nowhere",
         ),
     ],
 )

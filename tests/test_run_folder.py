@@ -405,7 +405,9 @@ begin = time.perf_counter()
 folder.save(1, *state(1, size=50_000))
 usual = time.perf_counter() - begin
 reached = []
-for seed in range(25):
+for seed in range(400):
+    if seed >= 25 and reached[-1] > 5:  # at least so many kills, and more where a busy machine saves seldom
+        break
     pid = child(folder.path, saves_forever)
     time.sleep(random.Random(seed).uniform(0, 6 * usual))
     os.kill(pid, signal.SIGKILL)

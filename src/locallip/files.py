@@ -3,11 +3,33 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
+try:
+    import fcntl
+except ImportError:  # not on Windows, where two processes in one place are not noticed
+    fcntl = None  # type: ignore[assignment]
+
 PART = ".part"  # files of this suffix are unfinished and may be deleted
+
+
+class InUse(Exception):
+    """Another process holds the lock."""
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the lock that this file stands for; it is made where it is missing, and stays."""
+    with open(path, "a") as file:
+        if fcntl is not None:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise InUse(str(path)) from None
+        yield
 
 
 def write_atomically(path: Path, data: bytes) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import asdict
 from json import dumps
 from pathlib import Path
 from typing import Literal
@@ -14,7 +15,8 @@ from locallip.network import UnsupportedLayer
 from locallip.norms import Guarantee, LayerTooLarge
 from locallip.options import check, device_of, radius_of
 from locallip.proofs import Job, WrongRows, certify_images, verify_rows
-from locallip.proofs.rows import about_file, read_settings
+from locallip.proofs.settings import about_file
+from locallip.proofs.settings import read_about as read_settings
 from locallip.proofs.summary import describe
 from locallip.training.recipe import find
 from locallip.training.recipe import names as recipe_names
@@ -62,7 +64,7 @@ def certify(
         json: Print the summary as JSON.
     """
     check(limit is None or limit > 0, f"--limit must be at least 1, got {limit}")
-    check(batch is None or batch > 0, f"--batch must be at least 1, got {batch}")
+    check(batch is None or 0 < batch <= 10**6, f"--batch must lie between 1 and 1000000, got {batch}")
     check(attack_steps >= 0, f"--attack-steps must be at least 0, got {attack_steps}")
     check(power_steps >= 1, f"--power-steps must be at least 1, got {power_steps}")
     check(seed is None or 0 <= seed < 2**62, f"--seed must be between 0 and {2**62 - 1}, got {seed}")
@@ -89,7 +91,7 @@ def certify(
     except (UnsupportedLayer, LayerTooLarge) as error:
         raise WrongModel(f"{model}: {error}") from None
     if json:
-        print(dumps({"settings": settings, "summary": summary}, indent=1))
+        print(dumps({"settings": asdict(settings), "summary": summary}, indent=1))
     else:
         print(describe(summary, job.guarantee))
         if out is not None:
@@ -114,17 +116,19 @@ def verify(
         device: Such as cpu or cuda:1; the first GPU if there is one.
     """
     check(sample >= 1, f"--sample must be at least 1, got {sample}")
-    settings = read_settings(rows)
-    network, images, _ = _brought(
-        model or settings["model"], settings["data"], settings["eps"], settings["split"], data_root
-    )
+    settings, _ = read_settings(rows)
+    network, images, _ = _brought(model or settings.model, settings.data, settings.eps, settings.split, data_root)
     place = device_of(device) or torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    faults = verify_rows(rows, network, images, sample=sample, device=place, say=print)
-    for fault in faults:
+    faults = verify_rows(rows, network, images, sample=sample, device=place)
+    for fault in faults[:20]:
         print(fault)
     if faults:
-        raise WrongRows(f"{rows} does not agree with what its network does")
-    print("all of them agree")
+        more = f": {len(faults)} faults" if len(faults) > 20 else ""
+        raise WrongRows(f"{rows} does not agree with its settings, or with what its network does{more}")
+    print(
+        f"{settings.images} rows fit their settings, weights, images and summary; "
+        f"{min(sample, settings.images)} of them came out again (eps {settings.eps}, guarantee {settings.guarantee})"
+    )
 
 
 def _brought(

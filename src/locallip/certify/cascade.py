@@ -159,6 +159,8 @@ class Certifier:
 
     def __call__(self, x: Tensor, y: Tensor, eps: Eps) -> Certificate:
         x = as_batch(x, self.model, self.input_domain)
+        if fingerprint(self.model) != self.fingerprint:
+            raise RuntimeError("the model has changed since this Certifier was made for it: make another one")
         radii = as_eps(eps, len(x), x.device)
         y = as_labels(y, len(x), self.classes, x.device)
         inputs = _Inputs(x, y, radii, self.input_domain, self.batch_size)
@@ -208,7 +210,8 @@ class _Cascade:
 
     def __init__(self, inputs: _Inputs, prover: Prover, attack_steps: int, seed: int | None):
         self.inputs, self.prover, self.attack_steps = inputs, prover, attack_steps
-        self.generator_seed = 0 if seed is None else seed
+        # Not the stream that the starts of proofs come from: those must not depend on what the attack found.
+        self.generator_seed = 0 if seed is None else (seed + 5_000_011) % 2**63
         count = len(inputs.x)
         self.verdicts = [Verdict.UNKNOWN] * count
         self.decided_by = ["nothing"] * count

@@ -45,7 +45,6 @@ class CholeskyNorm(ProvenRule):
 
     def __init__(self, limit: int = 4096, whole: int = 512, memory: int = 2**30):
         self.limit, self.whole, self.memory = limit, whole, memory
-        self._guess = LanczosNorm(GUESS_FAILURE, GUESS_RTOL, GUESS_STEPS, seed=0)
         self._caps: Mapping[NormKey, Tensor] = {}
 
     def capped(self, caps: Mapping[NormKey, Tensor]) -> CholeskyNorm:
@@ -101,7 +100,9 @@ class CholeskyNorm(ProvenRule):
     def _in_blocks(self, op: Masked, slabs: Slabs, key: NormKey, like: Tensor, coarse: Tensor) -> Tensor:
         # Entries of the Gram matrix are off by at most gamma (|A| |A|^T), and `coarse` is at least the norm of |A|.
         gram_error = up(gamma(2 * op.roundings + 16, like.dtype) * up(coarse.double().square())).expand(op.batch)
-        guess = self._guess.proven_norm(op, key, like, coarse).expand(op.batch)
+        # Its random numbers are always the same ones, so that a proof does not depend on those before it.
+        rule = LanczosNorm(GUESS_FAILURE, GUESS_RTOL, GUESS_STEPS, seed=1000 * key.stage + key.source)
+        guess = rule.proven_norm(op, key, like, coarse).expand(op.batch)
         cap = self._caps[key].double() if key in self._caps else like.new_full((1,), float("inf"))
         pays = (guess < cap * (1 - WORTH)).tolist()
         values = [cap[0]] * op.batch

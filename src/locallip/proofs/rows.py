@@ -1,8 +1,4 @@
-"""One row per image, as JSON lines or CSV, and the file beside them that says what they are about.
-
-`rows.jsonl` (or `rows.csv`) has nothing but rows; `rows.json` has the settings, and the summary once all rows are there.
-Rows are written a chunk at a time, so that a run that is stopped keeps what it had.
-"""
+"""One row per image, as JSON lines or CSV, written a chunk at a time, so that a run that is stopped keeps what it had."""
 
 from __future__ import annotations
 
@@ -10,6 +6,7 @@ import csv
 import dataclasses
 import io
 import json
+import math
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -49,11 +46,6 @@ class Row:
 
 
 FIELDS = tuple(field.name for field in dataclasses.fields(Row))
-
-
-def about_file(path: Path) -> Path:
-    """The file with settings and summary beside the rows."""
-    return path.with_suffix(".json")
 
 
 def append_rows(path: Path, rows: Iterable[Row]) -> None:
@@ -99,7 +91,10 @@ def read_rows(path: Path, *, whole: bool = True) -> list[Row]:
     if path.suffix == ".csv" and lines:
         if lines[0] != ",".join(FIELDS):
             raise WrongRows(f"{path} begins with {lines[0][:80]!r}, not with the names of the columns")
-        values = csv.DictReader(lines)
+        try:
+            values = list(csv.DictReader(lines))
+        except csv.Error as error:
+            raise WrongRows(f"{path} is not valid CSV: {error}") from None
         return [_row(value, f"{path}, line {number}", text=True) for number, value in enumerate(values, start=2)]
     return [_row(_parsed(line, f"{path}, line {n}"), f"{path}, line {n}") for n, line in enumerate(lines, start=1)]
 
@@ -140,33 +135,10 @@ def _value(name: str, value: Any, where: str, text: bool) -> Any:
         if name in _MAY_LACK:
             return None
         raise WrongRows(f"{where}: {name} is missing")
+    right = text or (not isinstance(value, bool) and isinstance(value, (int, float) if kind is float else kind))
     try:
-        if text:
+        if right and (kind is not float or math.isfinite(float(value))):
             return kind(value)
-    except ValueError:
-        raise WrongRows(f"{where}: {name} = {value!r} is not what it should be") from None
-    if isinstance(value, bool) or not isinstance(value, (int, float) if kind is float else kind):
-        raise WrongRows(f"{where}: {name} = {value!r} is not what it should be")
-    return kind(value)
-
-
-def write_about(path: Path, settings: Mapping[str, Any], summary: Mapping[str, Any] | None) -> None:
-    text = json.dumps({"settings": settings, "summary": summary}, indent=1, allow_nan=False) + "\n"
-    write_atomically(about_file(path), text.encode())
-
-
-def read_settings(path: Path) -> dict[str, Any]:
-    """What the rows in `path` are about."""
-    beside = about_file(path)
-    try:
-        values = json.loads(beside.read_text(encoding="utf-8"))
-        settings = values["settings"]
-        if not isinstance(settings, dict):
-            raise TypeError
-    except OSError as error:
-        raise WrongRows(
-            f"cannot read {beside}: {error.strerror or error}; it belongs to {path.name} and has its settings"
-        ) from None
-    except (ValueError, KeyError, TypeError, RecursionError):
-        raise WrongRows(f"{beside} has no settings of {path.name}: it is damaged or of something else") from None
-    return settings
+    except (ValueError, OverflowError):
+        pass
+    raise WrongRows(f"{where}: {name} = {str(value)[:60]!r} is not what it should be") from None

@@ -13,28 +13,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from locallip.certify import Certificate, Certifier
+from locallip.certify import Certificate, Certifier, Verdict
 from locallip.certify.inputs import as_eps
 from locallip.data import ImageSet
+from locallip.files import InUse, locked
 from locallip.norms import Guarantee
-from locallip.proofs.rows import (
-    FORMATS,
-    Row,
-    WrongRows,
-    about_file,
-    append_rows,
-    read_rows,
-    read_settings,
-    replace_rows,
-    write_about,
-)
+from locallip.proofs.check import contradictions
+from locallip.proofs.rows import Row, WrongRows, append_rows, read_rows, replace_rows
+from locallip.proofs.settings import Settings, about_file, read_about, write_about
 from locallip.proofs.summary import summarize
 from locallip.provenance import environment, hardware
 
 #: Images per chunk, in batches: the cascade packs what is undecided of a chunk into full batches.
 BATCHES_PER_CHUNK = 4
-#: What may differ between a run and its continuation.
-_PASSING = ("environment", "hardware")
 
 
 @dataclass(frozen=True)
@@ -57,18 +48,34 @@ class Job:
 
 def certify_images(
     job: Job, model: nn.Module, images: ImageSet, say: Callable[[str], None] = lambda line: None
-) -> tuple[list[Row], dict[str, Any], dict[str, Any]]:
+) -> tuple[list[Row], Settings, dict[str, Any]]:
     """Rows, settings and summary for the first images of a set; with `job.out` also on disk, chunk by chunk."""
+    if job.out is None:
+        return _certify_images(job, model, images, say)
+    about_file(job.out)  # refuses other endings
+    if not job.out.parent.is_dir():
+        raise WrongRows(f"--out {job.out}: there is no folder {job.out.parent}")
+    if job.out.is_dir():
+        raise WrongRows(f"--out {job.out} is a folder: name a file in it")
+    try:
+        with locked(job.out.with_name(f".{job.out.name}.lock")):
+            return _certify_images(job, model, images, say)
+    except InUse:
+        raise WrongRows(f"{job.out} is in use by another process that is writing it") from None
+
+
+def _certify_images(
+    job: Job, model: nn.Module, images: ImageSet, say: Callable[[str], None]
+) -> tuple[list[Row], Settings, dict[str, Any]]:
     images = _first(images, job.limit)
     model = model.to(job.device)
     known = _continued(job)
-    seed = known["seed"] if known else secrets.randbits(62) if job.seed is None else job.seed
+    seed = known.seed if known and job.seed is None else secrets.randbits(62) if job.seed is None else job.seed
     certifier = _certifier(job, model, images, seed)
     settings = _settings(job, images, certifier, seed)
-    rows = _begin(job, settings, known)
+    rows = _begin(job, settings, known, images)
     say(f"bound over all inputs: {certifier.global_lipschitz:.4g}; {len(images) - len(rows)} images to go")
-    begin = time.perf_counter()
-    before = len(rows)
+    begin, before = time.perf_counter(), len(rows)
     for chunk in _chunks(job, len(images)):
         if chunk.start < len(rows):
             continue
@@ -77,8 +84,9 @@ def certify_images(
         if job.out is not None:
             append_rows(job.out, new)
         left = (time.perf_counter() - begin) / (len(rows) - before) * (len(images) - len(rows))
-        certified = sum(row.verdict == "CERTIFIED" for row in rows)
-        say(f"{len(rows)} of {len(images)} images, {certified} certified, {left:.0f} s left")
+        certified = sum(row.verdict == Verdict.CERTIFIED for row in rows)
+        word = "estimated robust" if job.guarantee is Guarantee.ESTIMATE else "certified"
+        say(f"{len(rows)} of {len(images)} images, {certified} {word}, {left:.0f} s left")
     summary = summarize(rows)
     if job.out is not None:
         write_about(job.out, settings, summary)
@@ -103,25 +111,24 @@ def _certifier(job: Job, model: nn.Module, images: ImageSet, seed: int) -> Certi
     )
 
 
-def _settings(job: Job, images: ImageSet, certifier: Certifier, seed: int) -> dict[str, Any]:
-    """Enough for a third party to repeat it."""
-    return {
-        "model": job.model_name,
-        "fingerprint": certifier.fingerprint,
-        "data": images.name,
-        "split": images.split,
-        "images": len(images),
-        "data_sha256": data_checksum(images),
-        "eps": job.eps,
-        "guarantee": job.guarantee.value,
-        "failure_prob": certifier.failure_prob if job.guarantee is Guarantee.HIGH_PROBABILITY else 0.0,
-        "attack_steps": job.attack_steps,
-        "power_steps": job.power_steps,
-        "batch_size": job.batch_size,
-        "seed": seed,
-        "hardware": hardware(job.device),
-        "environment": environment(),
-    }
+def _settings(job: Job, images: ImageSet, certifier: Certifier, seed: int) -> Settings:
+    return Settings(
+        model=job.model_name,
+        fingerprint=certifier.fingerprint,
+        data=images.name,
+        split=images.split,
+        images=len(images),
+        data_sha256=data_checksum(images),
+        eps=job.eps,
+        guarantee=job.guarantee.value,
+        failure_prob=job.failure_prob if job.guarantee is Guarantee.HIGH_PROBABILITY else 0.0,
+        attack_steps=job.attack_steps,
+        power_steps=job.power_steps,
+        batch_size=job.batch_size,
+        seed=seed,
+        hardware=hardware(job.device),
+        environment=environment(),
+    )
 
 
 def data_checksum(images: ImageSet) -> str:
@@ -131,37 +138,32 @@ def data_checksum(images: ImageSet) -> str:
     return digest.hexdigest()
 
 
-def _continued(job: Job) -> dict[str, Any] | None:
+def _continued(job: Job) -> Settings | None:
     """The settings of the run that is to go on; None for a new one."""
-    if job.out is None:
-        return None
-    if job.out.suffix not in FORMATS:
-        raise WrongRows(f"--out {job.out}: name a file that ends in {' or '.join(FORMATS)}")
-    begun = job.out.exists() or about_file(job.out).exists()
-    if not begun:
+    if job.out is None or not (job.out.exists() or about_file(job.out).exists()):
         return None
     if not job.resume:
         raise WrongRows(
             f"{job.out} or {about_file(job.out).name} is there already: go on with --resume, or name another --out"
         )
-    return read_settings(job.out)
+    return read_about(job.out)[0]
 
 
-def _begin(job: Job, settings: dict[str, Any], known: dict[str, Any] | None) -> list[Row]:
+def _begin(job: Job, settings: Settings, known: Settings | None, images: ImageSet) -> list[Row]:
     """The rows that are there already, whole chunks of them."""
     if job.out is None:
         return []
     if known is None:
         write_about(job.out, settings, None)
         return []
-    wrong = [name for name in settings if name not in _PASSING and known.get(name) != settings[name]]
+    wrong = settings.differences(known)
     if wrong:
-        told = ", ".join(f"{name} was {known.get(name)!r} and is {settings[name]!r}" for name in wrong)
-        raise WrongRows(f"{job.out} is of another run: {told}")
+        raise WrongRows(f"{job.out} is of another run: {', '.join(wrong)}")
     rows = read_rows(job.out, whole=False) if job.out.exists() else []
-    if [row.index for row in rows] != list(range(len(rows))) or len(rows) > settings["images"]:
-        raise WrongRows(f"{job.out} does not hold the rows 0, 1, 2, ... of this run")
-    whole = max((c.stop for c in _chunks(job, settings["images"]) if c.stop <= len(rows)), default=0)
+    faults = contradictions(rows, settings, images)
+    if faults:
+        raise WrongRows(f"{job.out} cannot be gone on with: {faults[0]}")
+    whole = max((c.stop for c in _chunks(job, settings.images) if c.stop <= len(rows)), default=0)
     if job.out.exists():
         replace_rows(job.out, rows[:whole])
     return rows[:whole]

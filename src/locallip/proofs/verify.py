@@ -1,85 +1,97 @@
-"""Repeat some rows of a certified data set: do weights and images agree, and does every verdict come out again?"""
+"""Repeat rows of a certified data set: do they fit settings, weights and images, and does every verdict come again?"""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from torch import nn
 
-from locallip.certify import Certifier, Verdict
+from locallip.certify import Certificate, Certifier, Verdict
 from locallip.certify.prover import fingerprint
 from locallip.data import ImageSet
 from locallip.norms import Guarantee
-from locallip.proofs.rows import Row, WrongRows, read_rows, read_settings
+from locallip.proofs.check import contradictions
+from locallip.proofs.rows import Row, WrongRows, read_rows
 from locallip.proofs.run import data_checksum
+from locallip.proofs.settings import Settings, read_about
+from locallip.proofs.summary import summarize
+
+#: A margin so near to 0 that other random numbers change its sign is tried again.
+ATTEMPTS = 5
+#: Margins and bounds that are repeated may differ by this share of what the bound allows for on the ball.
+TOLERANCE = 0.02
 
 
 def verify_rows(
-    path: Path,
-    model: nn.Module,
-    images: ImageSet,
-    *,
-    sample: int = 20,
-    device: torch.device | None = None,
-    say: Callable[[str], None] = lambda line: None,
+    path: Path, model: nn.Module, images: ImageSet, *, sample: int = 20, device: torch.device | None = None
 ) -> list[str]:
-    """What does not agree, one sentence each; an empty list confirms the sample.
+    """What does not agree, one sentence each; an empty list confirms the rows, and the sample by proof.
 
-    Weights and images must be those of the rows. Some rows, drawn anew each time, are certified again with random numbers
-    of their own; a CERTIFIED row must be proved again, a MISCLASSIFIED one must have the same prediction. Rows without a
-    proof may come out otherwise where the attack has better luck.
+    All rows must fit the settings, the labels and the summary. Some, drawn anew each time, are certified again with random
+    numbers of their own: a CERTIFIED row must be proved again, with about the same margin and bound, in one of five
+    attempts, and predictions must be the same. Rows without a proof may come out otherwise where an attack or a proof has
+    better luck.
     """
-    settings, rows = read_settings(path), read_rows(path)
-    first = images.take(torch.arange(min(int(settings["images"]), len(images))))
-    if data_checksum(first) != settings["data_sha256"]:
-        raise WrongRows(
-            f"{path} is about other images than these of {images.name} ({settings['data']}, {settings['split']})"
-        )
-    if fingerprint(model) != settings["fingerprint"]:
-        raise WrongRows(f"{path} is about other weights: {settings['model']} with the fingerprint {settings['fingerprint']}")
-    faults = _structure(rows, first)
-    chosen = sorted(random.SystemRandom().sample(rows, min(sample, len(rows))), key=lambda row: row.index)
+    settings, summary = read_about(path)
+    rows = read_rows(path)
+    first = images.take(torch.arange(min(settings.images, len(images))))
+    if data_checksum(first) != settings.data_sha256:
+        raise WrongRows(f"{path} is about other images than these of {images.name} ({settings.data}, {settings.split})")
+    if fingerprint(model) != settings.fingerprint:
+        raise WrongRows(f"{path} is about other weights: {settings.model} with the fingerprint {settings.fingerprint}")
+    faults = contradictions(rows, settings, first)
+    if not faults and len(rows) < len(first):
+        faults = [f"there are {len(rows)} rows for {len(first)} images: the run has not ended, or rows are missing"]
+    if faults or summary != summarize(rows):
+        return faults or ["the summary is not that of these rows"]
     device = device or torch.device("cpu")
-    certifier = Certifier(
-        model.to(device),
-        first.shape,
-        guarantee=Guarantee.parse(settings["guarantee"]),
-        failure_prob=settings["failure_prob"] or 1e-9,
-        attack_steps=int(settings["attack_steps"]),
-        power_steps=int(settings["power_steps"]),
+    certifier = _certifier(settings, model.to(device), first, device)
+    chosen = sorted(random.SystemRandom().sample(rows, min(sample, len(rows))), key=lambda row: row.index)
+    return [fault for row in chosen for fault in _again(row, certifier, first, settings, device)]
+
+
+def _certifier(settings: Settings, model: nn.Module, images: ImageSet, device: torch.device) -> Certifier:
+    guarantee = Guarantee.parse(settings.guarantee)
+    return Certifier(
+        model,
+        images.shape,
+        guarantee=guarantee,
+        failure_prob=settings.failure_prob if guarantee is Guarantee.HIGH_PROBABILITY else 1e-9,
+        attack_steps=settings.attack_steps,
+        power_steps=settings.power_steps,
         device=device,
     )
-    for row in chosen:
-        faults += _again(row, certifier, first, str(settings["eps"]), device)
-    say(f"{len(chosen)} of {len(rows)} rows repeated")
-    return faults
 
 
-def _structure(rows: list[Row], images: ImageSet) -> list[str]:
-    """Every image once, with its own label."""
-    faults = []
-    if [row.index for row in rows] != list(range(len(images))):
-        faults.append(f"there are {len(rows)} rows, which are not those of the images 0 to {len(images) - 1} in order")
-    labels = images.labels.tolist()
-    wrong = [row.index for row in rows if row.index < len(labels) and labels[row.index] != row.label]
-    if wrong:
-        faults.append(f"{len(wrong)} rows have another label than their image, the first is row {wrong[0]}")
-    return faults
-
-
-def _again(row: Row, certifier: Certifier, images: ImageSet, eps: str, device: torch.device) -> list[str]:
-    if not 0 <= row.index < len(images):
-        return []  # said already
+def _again(row: Row, certifier: Certifier, images: ImageSet, settings: Settings, device: torch.device) -> list[str]:
     x = images.images[row.index : row.index + 1].to(device).float() / 255
-    found = certifier(x, images.labels[row.index : row.index + 1], eps)
-    verdict = found.verdicts[0]
+    for _ in range(ATTEMPTS):
+        found = certifier(x, images.labels[row.index : row.index + 1], settings.eps)
+        fault = _fault(row, found, certifier.global_lipschitz)
+        if fault is None:
+            return []
+    return [f"row {row.index}: {fault}"]
+
+
+def _fault(row: Row, found: Certificate, global_lipschitz: float) -> str | None:
+    verdict, margin, bound = found.verdicts[0], float(found.margin[0]), float(found.lipschitz[0])
     if found.predictions[0] != row.prediction:
-        return [f"row {row.index}: the prediction is {found.predictions[0]}, not {row.prediction}"]
-    settled = (Verdict.CERTIFIED, Verdict.MISCLASSIFIED)
-    if row.verdict != verdict and (row.verdict in settled or verdict in settled):
-        margins = f"margin {float(found.margin[0]):.3g}, was {row.margin}"
-        return [f"row {row.index}: the verdict is {verdict}, not {row.verdict} ({margins})"]
-    return []
+        return f"the prediction is {found.predictions[0]}, not {row.prediction}"
+    if row.global_lipschitz is None or abs(row.global_lipschitz - global_lipschitz) > TOLERANCE * global_lipschitz:
+        return f"the bound over all inputs is {global_lipschitz:.6g}, not {row.global_lipschitz}"
+    if row.verdict != Verdict.CERTIFIED:
+        broken = row.verdict == Verdict.ATTACKED and verdict is Verdict.CERTIFIED
+        return f"it is said to be ATTACKED, and {verdict} with a margin of {margin:.3g}" if broken else None
+    if verdict is not Verdict.CERTIFIED:
+        return f"the verdict is {verdict} with a margin of {margin:.3g}, not {row.verdict} with {row.margin}"
+    assert row.margin is not None
+    assert row.lipschitz is not None
+    # A row that another check decided has another bound, which is no fault: it only has to be one.
+    if row.decided_by != found.decided_by[0]:
+        return None
+    allowed = TOLERANCE * (margin + 2 * bound * row.eps)
+    if abs(row.lipschitz - bound) > TOLERANCE * bound or abs(row.margin - margin) > allowed:
+        return f"margin and bound are {margin:.6g} and {bound:.6g}, not {row.margin} and {row.lipschitz}"
+    return None

@@ -17,18 +17,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
-
-try:
-    import fcntl
-except ImportError:  # not on Windows, where two runs in one folder are not noticed
-    fcntl = None  # type: ignore[assignment]
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from locallip.files import PART, rename, sync, write_atomically
+from locallip.files import PART, InUse, locked, rename, sync, write_atomically
 from locallip.provenance import environment
 from locallip.training.tensor_file import layout, write_tensors
 
@@ -144,19 +139,13 @@ class RunFolder:
     @contextmanager
     def in_use(self) -> Iterator[None]:
         """Keep other processes out for a while: two runs in one folder would spoil each other's files."""
-        with self._locked():
-            yield  # what goes wrong in here is not the folder's
-
-    def _locked(self) -> IO[str]:
-        with self._reported("cannot be used as a run folder"), ExitStack() as opened:
-            file = opened.enter_context(open(self.path / "lock", "w"))
-            if fcntl is not None:
+        with ExitStack() as held:
+            with self._reported("cannot be used as a run folder"):
                 try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
+                    held.enter_context(locked(self.path / "lock"))
+                except InUse:
                     raise RunFolderError(f"{self.path} is in use by another process that is training there") from None
-            opened.pop_all()
-            return file
+            yield  # what goes wrong in here is not the folder's
 
     def check_space(self, bytes_needed: int) -> None:
         """Raise `RunFolderError` if a file cannot be written here or fewer than `bytes_needed` are free.

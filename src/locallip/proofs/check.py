@@ -1,0 +1,57 @@
+"""Rows that contradict each other, their settings or their images: no proof is needed to see that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from locallip.certify import Verdict
+from locallip.data import ImageSet
+from locallip.norms import Guarantee
+from locallip.proofs.rows import Row
+from locallip.proofs.settings import Settings
+
+#: Which verdicts a check can give.
+VERDICTS: dict[str, tuple[Verdict, ...]] = {
+    "clean logits": (Verdict.MISCLASSIFIED, Verdict.UNKNOWN),
+    "global bound": (Verdict.CERTIFIED,),
+    "attack": (Verdict.ATTACKED,),
+    "local bound of dense layers": (Verdict.CERTIFIED,),
+    "local bound": (Verdict.CERTIFIED,),
+    "nothing": (Verdict.UNKNOWN,),
+}
+
+
+def contradictions(rows: Sequence[Row], settings: Settings, images: ImageSet) -> list[str]:
+    """What is wrong with rows that should be the first ones of a run, one sentence each."""
+    if [row.index for row in rows] != list(range(len(rows))) or len(rows) > len(images):
+        return [f"the {len(rows)} rows are not those of the images 0, 1, 2, ... up to {len(images) - 1} in order"]
+    labels = images.labels.tolist()
+    return [f"row {row.index}: {fault}" for row in rows for fault in _faults(row, settings, labels[row.index])]
+
+
+def _faults(row: Row, settings: Settings, label: int) -> Iterator[str]:
+    if row.label != label:
+        yield f"its label is {row.label}, and that of the image {label}"
+    if row.eps != settings.radius:
+        yield f"its eps is {row.eps}, and that of the run {settings.eps}"
+    if (row.guarantee, row.failure_prob) != (settings.guarantee, settings.failure_prob):
+        yield (
+            f"it claims {row.guarantee} with failure probability {row.failure_prob}, "
+            f"and the run was {settings.guarantee} with {settings.failure_prob}"
+        )
+    if row.verdict not in VERDICTS.get(row.decided_by, ()):
+        yield f"{row.decided_by!r} does not make anything {row.verdict}"
+    if row.verdict == Verdict.CERTIFIED and not _bounded(row):
+        bounds = f"the bound {row.lipschitz}, over all inputs {row.global_lipschitz}"
+        yield f"it is CERTIFIED with a margin of {row.margin} and {bounds}"
+    wrong = row.prediction is not None and row.prediction != row.label
+    if wrong != (row.verdict == Verdict.MISCLASSIFIED):
+        yield f"it is {row.verdict} with prediction {row.prediction} and label {row.label}"
+
+
+def _bounded(row: Row) -> bool:
+    """A proof has a margin above 0, and no local bound is above the one over all inputs."""
+    if row.margin is None or row.lipschitz is None or row.global_lipschitz is None:
+        return False
+    slack = 1.05 if row.guarantee == Guarantee.ESTIMATE.value else 1 + 1e-9
+    return row.margin > 0 and 0 <= row.lipschitz <= row.global_lipschitz * slack

@@ -1,0 +1,133 @@
+"""What a run of certificates was asked for and what it was about, kept beside its rows and checked when read again."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from locallip.certify.inputs import as_eps
+from locallip.files import write_atomically
+from locallip.norms import Guarantee
+from locallip.proofs.rows import FORMATS, WrongRows
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Enough for a third party to repeat it.
+
+    `images` is how many of the split's first images are meant, `data_sha256` the checksum of their pixels and labels,
+    `failure_prob` that of one image, 0 for guarantees that know none. The last two fields may differ where a run goes on.
+    """
+
+    model: str
+    fingerprint: str
+    data: str
+    split: str
+    images: int
+    data_sha256: str
+    eps: str
+    guarantee: str
+    failure_prob: float
+    attack_steps: int
+    power_steps: int
+    batch_size: int
+    seed: int
+    hardware: str
+    environment: dict[str, Any]
+
+    @property
+    def radius(self) -> float:
+        """eps as a number, never below it."""
+        return float(as_eps(self.eps, 1, torch.device("cpu")))
+
+    def differences(self, other: Settings) -> list[str]:
+        """Where another run's settings are not these, apart from where it ran."""
+        names = [field.name for field in dataclasses.fields(self) if field.name not in ("hardware", "environment")]
+        return [
+            f"{name} was {getattr(other, name)!r} and is {getattr(self, name)!r}"
+            for name in names
+            if getattr(self, name) != getattr(other, name)
+        ]
+
+
+def _text(value: object) -> bool:
+    return isinstance(value, str) and bool(value)
+
+
+def _whole(least: int, most: int = 10**9) -> Callable[[object], bool]:
+    return lambda value: type(value) is int and least <= value <= most
+
+
+_CHECKS: dict[str, Callable[[Any], bool]] = {
+    "model": _text,
+    "fingerprint": _text,
+    "data": _text,
+    "split": lambda value: value in ("train", "test"),
+    "images": _whole(1),
+    "data_sha256": _text,
+    "eps": _text,
+    "guarantee": lambda value: value in [member.value for member in Guarantee],
+    "failure_prob": lambda value: type(value) in (int, float) and (value == 0 or 1e-15 <= value < 1),
+    "attack_steps": _whole(0),
+    "power_steps": _whole(1),
+    "batch_size": _whole(1),
+    "seed": _whole(0, 2**62 - 1),
+    "hardware": _text,
+    "environment": lambda value: isinstance(value, dict),
+}
+
+
+def about_file(path: Path) -> Path:
+    """The file with settings and summary beside the rows."""
+    if path.suffix not in FORMATS:
+        raise WrongRows(f"{path}: rows are kept in files that end in {' or '.join(FORMATS)}")
+    return path.with_suffix(".json")
+
+
+def write_about(path: Path, settings: Settings, summary: Mapping[str, Any] | None) -> None:
+    text = json.dumps({"settings": dataclasses.asdict(settings), "summary": summary}, indent=1, allow_nan=False) + "\n"
+    write_atomically(about_file(path), text.encode())
+
+
+def read_about(path: Path) -> tuple[Settings, dict[str, Any] | None]:
+    """Settings and summary of the rows in `path`; no summary where they are not complete."""
+    beside = about_file(path)
+    try:
+        values = json.loads(beside.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise WrongRows(
+            f"cannot read {beside}: {error.strerror or error}; it belongs to {path.name} and has its settings"
+        ) from None
+    except (ValueError, RecursionError):
+        raise WrongRows(f"{beside} is not valid JSON: it is damaged or of something else") from None
+    if not isinstance(values, dict) or not isinstance(values.get("settings"), dict):
+        raise WrongRows(f"{beside} has no settings of {path.name}: it is damaged or of something else")
+    summary = values.get("summary")
+    if summary is not None and not isinstance(summary, dict):
+        raise WrongRows(f"{beside}: its summary is none")
+    return _checked(values["settings"], beside), summary
+
+
+def _checked(values: Mapping[str, Any], where: Path) -> Settings:
+    for name, holds in _CHECKS.items():
+        if name not in values:
+            raise WrongRows(f"{where}: the setting {name} is missing")
+        if not holds(values[name]):
+            raise WrongRows(f"{where}: the setting {name} = {str(values[name])[:60]!r} is not what it should be")
+    settings = Settings(**{name: values[name] for name in _CHECKS})
+    try:
+        radius = settings.radius
+    except ValueError as error:
+        raise WrongRows(f"{where}: {error}") from None
+    if not 0 < radius < math.inf:
+        raise WrongRows(f"{where}: the setting eps = {settings.eps!r} is no radius")
+    if (settings.failure_prob > 0) != (settings.guarantee == Guarantee.HIGH_PROBABILITY.value):
+        raise WrongRows(f"{where}: failure_prob = {settings.failure_prob} does not go with {settings.guarantee}")
+    return settings
