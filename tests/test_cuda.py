@@ -41,6 +41,19 @@ def test_bounds_and_verdicts_agree_with_the_cpu(body, activation):
     )
 
 
+def test_proofs_in_blocks_agree_with_the_cpu():
+    """Convolutions with thousands of units. What is proved comes from random numbers, which devices draw differently."""
+    torch.manual_seed(0)
+    model = ll.build_model("4c3f", (3, 16, 16), 10)
+    x = torch.rand(6, 3, 16, 16)
+    y, eps = model(x).argmax(1), torch.logspace(-4, -1, 6, dtype=torch.float64)
+    here = ll.certify(model, x, y, eps, guarantee="deterministic", attack_steps=0)
+    there = ll.certify(model.cuda(), x.cuda(), y.cuda(), eps.cuda(), guarantee="deterministic", attack_steps=0)
+    assert there.verdicts == here.verdicts
+    assert 0 < int(here.certified.sum()) < 6
+    torch.testing.assert_close(there.lipschitz, here.lipschitz, rtol=5e-3, atol=0, equal_nan=True)
+
+
 def test_tf32_and_autocast_do_not_reach_a_certificate():
     torch.manual_seed(0)
     model = ll.build_model("4c3f", (3, 16, 16), 10).cuda()
