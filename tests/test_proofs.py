@@ -187,7 +187,8 @@ def forged(rows: list[Row], out: Path, which: Callable[[Row], bool], **changes: 
         ("UNKNOWN", {"verdict": "CERTIFIED", "decided_by": "local bound", "margin": 0.1}, "the verdict is UNKNOWN"),
         ("CERTIFIED", {"label": 11}, "its label is 11"),
         ("CERTIFIED", {"prediction": 11}, "it is CERTIFIED with prediction 11"),
-        ("CERTIFIED", {"prediction": None}, "the prediction is"),
+        ("CERTIFIED", {"prediction": None}, "it is CERTIFIED with prediction None"),
+        ("UNKNOWN", {"prediction": None}, "the prediction is"),
         ("CERTIFIED", {"eps": 5.0}, "its eps is 5.0, and that of the run 0.3"),
         ("CERTIFIED", {"guarantee": "deterministic", "failure_prob": 0.0}, "it claims deterministic"),
         ("CERTIFIED", {"failure_prob": 1e-12}, "with failure probability 1e-12"),
@@ -270,6 +271,21 @@ def test_a_certifier_refuses_weights_that_have_changed(model, images):
         certifier(images.images[:1].float() / 255, images.labels[:1], 0.1)
 
 
+def test_two_classes_that_tie_above_the_label_are_no_contradiction(model, images, tmp_path):
+    """No class is surely ahead, and the label is surely behind: MISCLASSIFIED without a prediction."""
+    tied = copy.deepcopy(model)
+    last = tied.get_submodule("7")
+    with torch.no_grad():
+        last.weight[8:] = 0.0
+        last.bias[8:] = 1000.0
+    out = tmp_path / "rows.jsonl"
+    rows, *_ = certify_images(job(out, limit=7), tied, images)
+    assert all(row.prediction is None for row in rows)
+    assert {row.verdict for row in rows} == {"MISCLASSIFIED"}
+    assert certify_images(job(out, limit=7, resume=True), tied, images)[0] == rows
+    assert verify_rows(out, tied, images, sample=7) == []
+
+
 def test_verify_refuses_other_weights_and_other_images(model, images, tmp_path):
     out = tmp_path / "rows.jsonl"
     certify_images(job(out, limit=4), model, images)
@@ -338,7 +354,16 @@ def test_the_commands_certify_and_verify(network_file, tmp_path, capsys):
 def test_a_shipped_network_knows_its_data_and_radius(tmp_path, capsys):
     code, _, said = called(capsys, "certify", "mnist-4c3f-local-g", "--data-root", tmp_path)
     assert code == 1
-    assert "mnist" in said
+    assert "t10k-images" in said
+    assert "--download" in said
+    assert "--download" in help_of(capsys, "certify")
+    assert "--download" in help_of(capsys, "verify")
+
+
+def help_of(capsys: pytest.CaptureFixture[str], command: str) -> str:
+    with pytest.raises(SystemExit):
+        cli.main([command, "--help"])
+    return capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

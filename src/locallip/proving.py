@@ -30,6 +30,7 @@ def certify(
     eps: str | None = None,
     guarantee: Literal["high_probability", "deterministic", "estimate"] = "high_probability",
     data_root: Path | None = None,
+    download: bool = False,
     split: Literal["test", "train"] = "test",
     limit: int | None = None,
     out: Path | None = None,
@@ -51,6 +52,7 @@ def certify(
             trained for if not given.
         guarantee: What every bound rests on; an estimate proves nothing.
         data_root: Folder that holds the data sets; LOCALLIP_DATA or ./data if not given.
+        download: Fetch missing data from its official place.
         split: Which images of the data set.
         limit: The first so many images only.
         out: Rows to write, one per image: a file that ends in .jsonl or .csv, with settings and summary in .json beside it.
@@ -70,7 +72,7 @@ def certify(
     check(seed is None or 0 <= seed < 2**62, f"--seed must be between 0 and {2**62 - 1}, got {seed}")
     check(1e-15 <= failure_prob < 1, f"--failure-prob must lie between 1e-15 and 1, got {failure_prob}")
     check(out is not None or not resume, "--resume goes on with the rows of an earlier run: name them with --out")
-    network, images, radius = _brought(model, data, eps, split, data_root)
+    network, images, radius = _brought(model, data, eps, split, data_root, download)
     place = device_of(device) or torch.device("cuda" if torch.cuda.is_available() else "cpu")
     job = Job(
         model_name=Path(model).name,
@@ -103,6 +105,7 @@ def verify(
     /,
     model: str | None = None,
     data_root: Path | None = None,
+    download: bool = False,
     sample: int = 20,
     device: str | None = None,
 ) -> None:
@@ -112,12 +115,14 @@ def verify(
         rows: The .jsonl or .csv file, with its .json beside it.
         model: The network, if it is not a name from `locallip models`: a run folder or a .safetensors file.
         data_root: Folder that holds the data sets; LOCALLIP_DATA or ./data if not given.
+        download: Fetch missing data from its official place.
         sample: Repeat so many rows, drawn anew each time.
         device: Such as cpu or cuda:1; the first GPU if there is one.
     """
     check(sample >= 1, f"--sample must be at least 1, got {sample}")
     settings, _ = read_settings(rows)
-    network, images, _ = _brought(model or settings.model, settings.data, settings.eps, settings.split, data_root)
+    about = (settings.data, settings.eps, settings.split, data_root, download)
+    network, images, _ = _brought(model or settings.model, *about)
     place = device_of(device) or torch.device("cuda" if torch.cuda.is_available() else "cpu")
     faults = verify_rows(rows, network, images, sample=sample, device=place)
     for fault in faults[:20]:
@@ -132,7 +137,7 @@ def verify(
 
 
 def _brought(
-    model: str, data: str | None, eps: str | None, split: str, root: Path | None
+    model: str, data: str | None, eps: str | None, split: str, root: Path | None, download: bool
 ) -> tuple[torch.nn.Module, ImageSet, str]:
     """A network, its images and the radius; what is not said is what the network was trained on and for."""
     network, about = load_model(model), read_about(model)
@@ -146,7 +151,7 @@ def _brought(
     check(name in READERS, f"--data {name}: choose one of {', '.join(READERS)}")
     radius = eps or (known.eps if known is not None else "")
     radius_of(radius)
-    images = load_images(name, split, root)
+    images = load_images(name, split, root, download=download)
     wanted = tuple(about["input_shape"])
     check(images.shape == wanted, f"{model} takes images of {_sizes(wanted)}, those of {name} are {_sizes(images.shape)}")
     check(

@@ -95,6 +95,7 @@ def certify(
     """
     check_batch_size(batch_size)
     x = as_batch(x, model, input_domain)
+    radii = as_eps(eps, len(x), x.device)  # what is wrong with them is said before the bound over all inputs is computed
     certifier = Certifier(
         model,
         x.shape[1:],
@@ -107,7 +108,7 @@ def certify(
         seed=seed,
         device=x.device,
     )
-    return certifier(x, y, eps)
+    return certifier(x, y, radii)
 
 
 class Certifier:

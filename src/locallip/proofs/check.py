@@ -44,9 +44,17 @@ def _faults(row: Row, settings: Settings, label: int) -> Iterator[str]:
     if row.verdict == Verdict.CERTIFIED and not _bounded(row):
         bounds = f"the bound {row.lipschitz}, over all inputs {row.global_lipschitz}"
         yield f"it is CERTIFIED with a margin of {row.margin} and {bounds}"
-    wrong = row.prediction is not None and row.prediction != row.label
-    if wrong != (row.verdict == Verdict.MISCLASSIFIED):
+    if row.verdict not in _fitting(row):
         yield f"it is {row.verdict} with prediction {row.prediction} and label {row.label}"
+
+
+def _fitting(row: Row) -> tuple[str, ...]:
+    """The verdicts that go with the prediction; without one the label may still be surely behind two others that tie."""
+    if row.prediction is None:
+        return Verdict.MISCLASSIFIED, Verdict.UNKNOWN
+    if row.prediction != row.label:
+        return (Verdict.MISCLASSIFIED,)
+    return Verdict.CERTIFIED, Verdict.ATTACKED, Verdict.UNKNOWN
 
 
 def _bounded(row: Row) -> bool:
