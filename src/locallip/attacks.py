@@ -83,7 +83,9 @@ def withstands(
 
 
 def _random_start(x: Tensor, reach: Tensor, domain: tuple[float, float] | None, generator: torch.Generator | None) -> Tensor:
-    delta = torch.randn(x.shape, dtype=x.dtype, device=x.device, generator=generator)
+    # A generator of the CPU gives the same start on every device.
+    place = x.device if generator is None else generator.device
+    delta = torch.randn(x.shape, dtype=x.dtype, device=place, generator=generator).to(x.device)
     return _project(x, delta * reach, reach, domain)
 
 

@@ -37,7 +37,7 @@ def certify(
     resume: bool = False,
     failure_prob: float = 1e-9,
     attack_steps: int = 20,
-    power_steps: int = 200,
+    power_steps: int = 100,
     batch: int | None = None,
     seed: int | None = None,
     device: str | None = None,
@@ -59,7 +59,7 @@ def certify(
         resume: Go on with the rows in --out.
         failure_prob: Chance that one image's certificate is wrong, under high_probability.
         attack_steps: Steps of the attack that spares images it breaks a proof; 0 for none.
-        power_steps: Steps of power iteration, under estimate.
+        power_steps: Products with a layer and its transpose per norm, under estimate.
         batch: Images looked at together; 32 on a CPU and 500 on a GPU if not given.
         seed: Start of every random draw; drawn and noted if not given, which is safer.
         device: Such as cpu or cuda:1; the first GPU if there is one.

@@ -12,13 +12,19 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from locallip.arithmetic import autocast_off, exact_arithmetic
 from locallip.attacks import pgd_l2
 from locallip.certify.inputs import Eps, as_batch, as_eps, as_labels, check_batch_size
-from locallip.certify.prover import LocalLayers, Prover, autocast_off, exact_arithmetic, fingerprint
+from locallip.certify.prover import LocalLayers, Margin, Prover, fingerprint
 from locallip.norms import Guarantee
 
 #: What a bound is called in `Certificate.decided_by`.
-CHECKS: dict[LocalLayers, str] = {"none": "global bound", "dense": "local bound of dense layers", "all": "local bound"}
+CHECKS: dict[LocalLayers, str] = {
+    "none": "global bound",
+    "dense": "local bound of dense layers",
+    "all": "local bound",
+    "closely": "local bound",
+}
 
 
 class Verdict(StrEnum):
@@ -83,7 +89,7 @@ def certify(
     input_domain: tuple[float, float] | None = None,
     attack_steps: int = 20,
     batch_size: int = 64,
-    power_steps: int = 200,
+    power_steps: int = 100,
     seed: int | None = None,
 ) -> Certificate:
     """Is the prediction of `model` y[i] at every x' with ||x' - x[i]||_2 <= eps? One verdict per input.
@@ -127,7 +133,7 @@ class Certifier:
         input_domain: tuple[float, float] | None = None,
         attack_steps: int = 20,
         batch_size: int = 64,
-        power_steps: int = 200,
+        power_steps: int = 100,
         seed: int | None = None,
         device: torch.device | None = None,
     ):
@@ -141,7 +147,7 @@ class Certifier:
             input_shape,
             guarantee,
             failure_prob=failure_prob,
-            probes=2,  # norms of dense layers alone, and of all layers
+            probes=3,  # norms of dense layers alone, of all layers, and of all layers more closely
             power_steps=power_steps,
             seed=seed,
             device=device,
@@ -206,7 +212,7 @@ class _Cascade:
     """misclassified -> bound from unmasked norms -> attack -> local bound; each sees what is undecided, in full batches.
 
     Where proofs are dear, norms per input are first taken in the dense layers alone, and those of all layers only where
-    power iteration leaves the proof a chance.
+    norms from below leave the proof a chance, roughly and then closely.
     """
 
     def __init__(self, inputs: _Inputs, prover: Prover, attack_steps: int, seed: int | None):
@@ -222,37 +228,42 @@ class _Cascade:
 
     def decide(self) -> None:
         index = torch.arange(len(self.inputs.x), device=self.inputs.x.device)
-        index = self._each_batch(self._right, index)
-        index = self._each_batch(partial(self._prove, local="none"), index)
+        index = self._each_batch(self._first, index)
         if self.attack_steps:
             index = self._each_batch(self._attack, index)
-        if self.prover.guarantee is not Guarantee.ESTIMATE:  # which follows the paper's protocol
+        guarantee = self.prover.guarantee
+        if guarantee is not Guarantee.ESTIMATE:  # which follows the paper's protocol
             if self.prover.has_cheap_layers:
                 index = self._each_batch(partial(self._prove, local="dense"), index)
             if not self.prover.is_dense:
                 index = self._each_batch(self._promising, index)
-        self._each_batch(partial(self._prove, local="all"), index)
+        index = self._each_batch(partial(self._prove, local="all"), index)
+        if guarantee is Guarantee.HIGH_PROBABILITY:  # the others are close already
+            self._each_batch(partial(self._prove, local="closely"), index)
 
     def _each_batch(self, check: Callable[[Tensor], Tensor], index: Tensor) -> Tensor:
         """What `check` leaves undecided of `index`."""
         parts = [check(part) for part in index.split(self.inputs.batch_size)] if len(index) else []
         return torch.cat(parts) if parts else index
 
-    def _right(self, index: Tensor) -> Tensor:
-        """Those that are surely right at x itself."""
-        x, y, _ = self.inputs.take(index)
-        logits, error = self.prover.clean_logits(x)
-        right, wrong = _sure(x, y, logits, error)
-        for i, best in zip(index.tolist(), _best(logits, error).tolist(), strict=True):
+    def _first(self, index: Tensor) -> Tensor:
+        """Certify by the norms over all inputs; returns the rest of those that are surely right at x itself."""
+        x, y, eps = self.inputs.take(index)
+        found = self.prover.margin(x, y, eps, local="none", domain=self.inputs.domain)
+        right, wrong = _sure(x, y, found.clean, found.error)
+        for i, best in zip(index.tolist(), _best(found.clean, found.error).tolist(), strict=True):
             self.predictions[i] = best if best >= 0 else None
         self._settle(index[wrong], Verdict.MISCLASSIFIED, "clean logits")
         # What is neither surely right nor surely wrong (a tie, a NaN) stays UNKNOWN.
         self._settle(index[~wrong & ~right], Verdict.UNKNOWN, "clean logits")
-        return index[right]
+        return self._certified(index[right], Margin(*(values[right] for values in found)), "none")
 
     def _prove(self, index: Tensor, local: LocalLayers) -> Tensor:
         """Certify what this bound can; returns the rest."""
         found = self.prover.margin(*self.inputs.take(index), local=local, domain=self.inputs.domain)
+        return self._certified(index, found, local)
+
+    def _certified(self, index: Tensor, found: Margin, local: LocalLayers) -> Tensor:
         proved = (found.worst > 0) & torch.isfinite(found.lipschitz)
         self.margin[index.cpu()], self.lipschitz[index.cpu()] = found.worst.cpu(), found.lipschitz.cpu()
         self._settle(index[proved], Verdict.CERTIFIED, CHECKS[local])
@@ -263,13 +274,17 @@ class _Cascade:
         return index[self.prover.may_prove(*self.inputs.take(index), domain=self.inputs.domain)]
 
     def _attack(self, index: Tensor) -> Tensor:
-        """Mark as attacked what surely changes class at a point surely inside the ball; returns the rest."""
+        """Mark as attacked what surely changes class at a point surely inside the ball; returns the rest.
+
+        The search is in float32, which is fast; what it finds counts in float64 alone.
+        """
         x, y, eps = self.inputs.take(index)
-        generator = torch.Generator(x.device).manual_seed(self.generator_seed)
+        generator = torch.Generator().manual_seed(self.generator_seed)  # of the CPU: the same start on every device
         settings = {"steps": self.attack_steps, "input_domain": self.inputs.domain, "generator": generator}
         with autocast_off():
-            found = pgd_l2(self.prover.network, x, y, eps, **settings)  # type: ignore[arg-type]
+            found = pgd_l2(self.prover.network, x.float(), y, eps.float(), **settings).double()  # type: ignore[arg-type]
         with exact_arithmetic():
+            found = _inside(x, found, eps, self.inputs.domain)
             inside = (found - x).flatten(1).norm(dim=1) * (1 + 1e-9) <= eps
             broken = _sure(found, y, *self.prover.clean_logits(found))[1] & inside
         self._settle(index[broken], Verdict.ATTACKED, "attack")
@@ -278,6 +293,15 @@ class _Cascade:
     def _settle(self, index: Tensor, verdict: Verdict, check: str) -> None:
         for i in index.tolist():
             self.verdicts[i], self.decided_by[i] = verdict, check
+
+
+def _inside(x: Tensor, point: Tensor, eps: Tensor, domain: tuple[float, float] | None) -> Tensor:
+    """Points that rounding may have put outside the ball or the domain, back inside, (B, *shape)."""
+    delta = point - x
+    length = delta.flatten(1).norm(dim=1).clamp(min=torch.finfo(x.dtype).tiny)
+    share = (eps * (1 - 1e-8) / length).clamp(max=1).reshape(-1, *[1] * (x.dim() - 1))
+    point = x + share * delta
+    return point if domain is None else point.clamp(*domain)
 
 
 def _sure(x: Tensor, y: Tensor, logits: Tensor, error: Tensor) -> tuple[Tensor, Tensor]:

@@ -21,7 +21,7 @@ def local_lipschitz(
     failure_prob: float = 1e-9,
     input_domain: tuple[float, float] | None = None,
     batch_size: int = 64,
-    power_steps: int = 200,
+    power_steps: int = 100,
     seed: int | None = None,
 ) -> Tensor:
     """Upper bound of the Lipschitz constant of `model` on the eps-ball around each x, (B,) float64 (eq:local_lip).
@@ -50,7 +50,7 @@ def global_lipschitz(
     *,
     guarantee: str | Guarantee = Guarantee.HIGH_PROBABILITY,
     failure_prob: float = 1e-9,
-    power_steps: int = 200,
+    power_steps: int = 100,
     seed: int | None = None,
 ) -> float:
     """Upper bound of the Lipschitz constant of `model` over all inputs, the product of norms of eq:glocal_lips.

@@ -4,32 +4,41 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from contextlib import contextmanager
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from locallip.arithmetic import exact_arithmetic
 from locallip.attacks import margins
 from locallip.bounds import CeilingNorm, PartlyLocal, Trace, dense_places, global_bound, norm_keys, propagate, worst_logits
 from locallip.certify.inputs import check_model, check_numbers, check_scale, check_shape
 from locallip.network import Network, lower
-from locallip.norms import CholeskyNorm, Guarantee, LanczosNorm, NormRule, PowerNorm
+from locallip.norms import CholeskyNorm, Guarantee, LanczosNorm, NormRule, RitzNorm
 
-#: The layers whose norms are taken for every input anew; those of the others are the ones over all inputs.
-LocalLayers = Literal["none", "dense", "all"]
-#: Power steps of the guess where a proof may succeed: few, so that it errs towards trying.
-GUESS_STEPS = 30
+#: The layers whose norms are taken for every input anew; those of the others are the ones over all inputs. "closely" is for
+#: all layers, to a smaller tolerance where norms are found by Lanczos.
+LocalLayers = Literal["none", "dense", "all", "closely"]
+#: Steps of the guess where a proof may succeed: few, as it may err towards trying.
+GUESS_STEPS = 40
 #: The norms over all inputs are taken once and stand in every certificate, so they are taken more closely than those of one
 #: input. Within so many steps Lanczos reaches this tolerance whatever the spectrum, for failure probabilities down to 1e-15.
-CEILING_RTOL, CEILING_STEPS = 5e-4, 800
+CEILING_RTOL, CEILING_STEPS = 1e-4, 2000
+#: Norms of single inputs: in dense layers they cost little; in all layers a rough one is tried before a close one.
+DENSE_RTOL, DENSE_STEPS = 2e-4, 1000
+CLOSE_RTOL, CLOSE_STEPS = 2e-4, 1500
 
 
 class Margin(NamedTuple):
-    """worst = label's worst logit minus the best of the others, (B,); positive proves the label. lipschitz is (B,)."""
+    """worst = label's worst logit minus the best of the others, (B,); positive proves the label. lipschitz is (B,).
+
+    clean and error (B, C) are the logits at x and a bound of their error.
+    """
 
     worst: Tensor
     lipschitz: Tensor
+    clean: Tensor
+    error: Tensor
 
 
 class Prover:
@@ -48,7 +57,7 @@ class Prover:
         *,
         failure_prob: float = 1e-9,
         probes: int = 1,
-        power_steps: int = 200,
+        power_steps: int = 100,
         seed: int | None = None,
         device: torch.device | None = None,
     ):
@@ -62,7 +71,7 @@ class Prover:
         self._per_norm, self._power_steps = failure_prob / (self.network.num_norms * (1 + probes)), power_steps
         self.rule = _rule(self.guarantee, self.network, self._per_norm, power_steps, seed)
         # The starts of a proof must not depend on how it was decided to try it.
-        self._guess = PowerNorm(GUESS_STEPS, seed=another_seed(seed))
+        self._guess = RitzNorm(GUESS_STEPS, seed=another_seed(seed))
         dense, last = dense_places(self.network), len(self.network.stages) - 1
         self.is_dense = len(dense) == self.network.num_norms
         # No margin needs the norm of the last layer, so it alone is no reason to try.
@@ -76,7 +85,7 @@ class Prover:
 
     def seed_again(self, seed: int) -> None:
         """Begin new streams of random numbers; the bound over all inputs stays."""
-        self._guess = PowerNorm(GUESS_STEPS, seed=another_seed(seed))
+        self._guess = RitzNorm(GUESS_STEPS, seed=another_seed(seed))
         if self.guarantee is not Guarantee.DETERMINISTIC:
             self.rule = _rule(self.guarantee, self.network, self._per_norm, self._power_steps, seed)
 
@@ -86,8 +95,16 @@ class Prover:
         """The bound with norms for every input in the layers `local`, for float64 x and eps (B,)."""
         if local == "none":
             return self._trace(CeilingNorm(self.ceiling), x, eps, domain)
-        rule = self.rule if local == "all" else PartlyLocal(self.rule, dense_places(self.network), self.ceiling)
-        return self._trace(rule, x, eps, domain)
+        return self._trace(self._local_rule(local), x, eps, domain)
+
+    def _local_rule(self, local: LocalLayers) -> NormRule:
+        rule = self.rule
+        if isinstance(rule, LanczosNorm) and local == "closely":
+            return rule.sharpened(CLOSE_RTOL, CLOSE_STEPS)
+        if local != "dense":
+            return rule
+        rule = rule.sharpened(DENSE_RTOL, DENSE_STEPS) if isinstance(rule, LanczosNorm) else rule
+        return PartlyLocal(rule, dense_places(self.network), self.ceiling)
 
     def _trace(self, rule: NormRule, x: Tensor, eps: Tensor, domain: tuple[float, float] | None) -> Trace:
         with exact_arithmetic():
@@ -98,10 +115,11 @@ class Prover:
     ) -> Margin:
         """What is proved of the label's lead on each ball; NaN where nothing is."""
         trace = self.trace(x, eps, local=local, domain=domain)
-        return Margin(self._lead(trace, y), trace.lipschitz)
+        assert trace.logits_error is not None
+        return Margin(self._lead(trace, y), trace.lipschitz, trace.logits, trace.logits_error)
 
     def may_prove(self, x: Tensor, y: Tensor, eps: Tensor, *, domain: tuple[float, float] | None = None) -> Tensor:
-        """Where power iteration, which is never above a proved norm, leaves the margin a chance; (B,) bool."""
+        """Where norms from below, which are never above proved ones, leave the margin a chance; (B,) bool."""
         return ~(self._lead(self._trace(self._guess, x, eps, domain), y) <= 0)  # a NaN rules nothing out
 
     def _lead(self, trace: Trace, y: Tensor) -> Tensor:
@@ -127,7 +145,7 @@ def lead(logits: Tensor, y: Tensor) -> Tensor:
 
 def _rule(guarantee: Guarantee, network: Network, per_norm: float, power_steps: int, seed: int | None) -> NormRule:
     if guarantee is Guarantee.ESTIMATE:
-        return PowerNorm(power_steps, seed=seed)
+        return RitzNorm(power_steps, seed=seed)
     if guarantee is Guarantee.HIGH_PROBABILITY:
         return LanczosNorm(per_norm, seed=seed)
     rule = CholeskyNorm()
@@ -141,19 +159,6 @@ def _rule(guarantee: Guarantee, network: Network, per_norm: float, power_steps: 
 def _closer(rule: NormRule) -> NormRule:
     """The rule for the norms over all inputs."""
     return rule.sharpened(CEILING_RTOL, CEILING_STEPS) if isinstance(rule, LanczosNorm) else rule
-
-
-@contextmanager
-def exact_arithmetic() -> Any:
-    """No gradients, no autocast, no inference mode: what is computed inside is computed in the dtype it is written in."""
-    with torch.inference_mode(False), torch.no_grad(), autocast_off():
-        yield
-
-
-@contextmanager
-def autocast_off() -> Any:
-    with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
-        yield
 
 
 def fingerprint(model: nn.Module) -> str:

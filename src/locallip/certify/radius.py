@@ -32,10 +32,10 @@ def certified_radius(
     Every value returned was itself proved: power iteration only suggests radii, the largest first, and each suggestion
     stands or falls with its own proof under `guarantee`; the failure probability is split over all of them. Under "estimate"
     the suggestion itself is returned, and nothing is proved. Costs ten to fifty times as much as `certify`. `power_steps` is
-    200 for an estimate, as in `certify`, and 60 for suggestions, unless given.
+    100 for an estimate, as in `certify`, and 60 for suggestions, unless given.
     """
     if power_steps is None:
-        power_steps = 200 if Guarantee.parse(guarantee) is Guarantee.ESTIMATE else 60
+        power_steps = 100 if Guarantee.parse(guarantee) is Guarantee.ESTIMATE else 60
     check_batch_size(batch_size)
     x = as_batch(x, model, input_domain)
     prover = Prover(

@@ -6,6 +6,7 @@ from locallip.norms.exact import ExactNorm
 from locallip.norms.lanczos import LanczosNorm
 from locallip.norms.power import PowerNorm
 from locallip.norms.probed import ProbedNorm
+from locallip.norms.ritz import RitzNorm
 from locallip.norms.starts import BatchStarts, WarmStarts
 
 __all__ = [
@@ -19,5 +20,6 @@ __all__ = [
     "NormRule",
     "PowerNorm",
     "ProbedNorm",
+    "RitzNorm",
     "WarmStarts",
 ]

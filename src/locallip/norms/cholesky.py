@@ -8,26 +8,29 @@ added to t^2.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from locallip.norms.base import Guarantee, NormKey, ProvenRule
-from locallip.norms.definite import Blocks, eigenvalue_bound
+from locallip.norms.definite import eigenvalue_bound
 from locallip.norms.gram import Gram, Slabs, best_slabs, factorization_cost
 from locallip.norms.lanczos import Lanczos, LanczosNorm
 from locallip.ops import LinearOp, Masked
 from locallip.rounding import gamma, up
 
-_INFLATIONS = (1e-13, 1e-11, 1e-9, 1e-7, 1e-5, 1e-3, 1e-1, 1.0)
-#: A guess by Lanczos is an upper bound but for bad luck, so hardly any of these are tried.
-_LOOSER = (0.0, 1e-6, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
-#: Where blocks are factorized, Lanczos says how large the norm is, to this tolerance: nothing rests on it but tightness.
-GUESS_FAILURE, GUESS_RTOL, GUESS_STEPS = 1e-6, 5e-4, 800
+#: What is added to a guess of t^2, the least that was enough counts: one from a nearly complete basis is close to rounding.
+_INFLATIONS = (1e-12, 1e-10, 1e-8, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
+_LOOSER = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
+#: Where blocks are factorized, Lanczos says how large the norm is: once its upper bound, which may fail so often, is within
+#: this tolerance, the norm that it has found is much closer. Nothing rests on it but tightness.
+GUESS_FAILURE, GUESS_RTOL, GUESS_STEPS = 1e-6, 2e-4, 1500
 #: A local norm closer than this to the one over all inputs is not worth a factorization.
-WORTH = 2e-3
+WORTH = 3e-4
+#: Steps of Lanczos for the guess of a layer that is written out.
+WHOLE_STEPS = 200
 
 
 class LayerTooLarge(ValueError):
@@ -85,91 +88,110 @@ class CholeskyNorm(ProvenRule):
 
     def _whole(self, op: Masked, like: Tensor) -> Tensor:
         matrix, absolute = op.base.materialize(like), op.base.materialize_abs(like)
+        rows, cols = op.rows, op.cols
         if matrix.shape[0] > matrix.shape[1]:
-            matrix, absolute, first, second = matrix.T, absolute.T, op.cols, op.rows
-        else:
-            first, second = op.rows, op.cols
+            matrix, absolute, rows, cols = matrix.T, absolute.T, op.cols, op.rows
         entry_error = gamma(op.roundings + 4, like.dtype)
+        p, q = matrix.shape
         values = []
-        for i in range(op.batch):
-            weighed = _weigh(matrix, first, second, i)
-            size = up(_weigh(absolute, first, second, i), 8 + op.fan_in).norm()
-            values.append(_proven_norm(weighed, size, entry_error))
-        return torch.stack(values)
+        for part in self._parts(op.batch, 8 * p * (3 * q + 10 * p + WHOLE_STEPS), like.device):
+            chosen = [None if weights is None else weights[part] for weights in (rows, cols)]
+            size = up(_weigh(absolute, *chosen), 8 + op.fan_in).flatten(1).norm(dim=1)
+            values.append(_proven_norm(_weigh(matrix, *chosen), size, entry_error))
+        return torch.cat(values)
 
     def _in_blocks(self, op: Masked, slabs: Slabs, key: NormKey, like: Tensor, coarse: Tensor) -> Tensor:
         # Entries of the Gram matrix are off by at most gamma (|A| |A|^T), and `coarse` is at least the norm of |A|.
         gram_error = up(gamma(2 * op.roundings + 16, like.dtype) * up(coarse.double().square())).expand(op.batch)
         # Its random numbers are always the same ones, so that a proof does not depend on those before it.
         rule = LanczosNorm(GUESS_FAILURE, GUESS_RTOL, GUESS_STEPS, seed=1000 * key.stage + key.source)
-        guess = rule.proven_norm(op, key, like, coarse).expand(op.batch)
+        guess = rule.bracket(op, like)[0].expand(op.batch)
         cap = self._caps[key].double() if key in self._caps else like.new_full((1,), float("inf"))
-        pays = (guess < cap * (1 - WORTH)).tolist()
-        values = [cap[0]] * op.batch
-        for i in range(op.batch):
-            if pays[i]:
-                gram = Gram(op.select(slice(i, i + 1)), slabs, like)
-                values[i] = up(up(_eigenvalue(gram, up(guess[i].square()), _LOOSER) + gram_error[i]).sqrt())
-        return torch.stack(values)
+        values = cap.repeat(op.batch)
+        pays = (guess < cap * (1 - WORTH)).nonzero()[:, 0]
+        for part in self._parts(len(pays), 8 * (slabs.colors * slabs.shape.numel() + 16 * slabs.units**2), like.device):
+            index = pays[part]
+            gram = Gram(op.select(index), slabs, like)
+            eigenvalue = _eigenvalue(gram, up(guess[index].square()), _LOOSER)
+            values[index] = up(up(eigenvalue + gram_error[index]).sqrt())
+        return values
+
+    def _parts(self, count: int, bytes_each: int, device: torch.device) -> Iterator[slice]:
+        """So many samples at a time as there is room for."""
+        memory = self.memory * (16 if device.type == "cuda" else 1)
+        size = max(1, memory // bytes_each)
+        return (slice(first, min(first + size, count)) for first in range(0, count, size))
 
 
-def _weigh(matrix: Tensor, rows: Tensor | None, cols: Tensor | None, sample: int) -> Tensor:
-    """diag(rows) M diag(cols) of one sample with the removed rows and columns left out."""
-    if rows is not None:
-        weight = rows[sample].flatten().to(matrix.dtype)
-        matrix = matrix[weight != 0] * weight[weight != 0, None]
+def _weigh(matrix: Tensor, rows: Tensor | None, cols: Tensor | None) -> Tensor:
+    """diag(rows) M diag(cols) of every sample, the rows and columns that are removed left out or zero, (B, p, q)."""
+    weighed = matrix[None]
     if cols is not None:
-        weight = cols[sample].flatten().to(matrix.dtype)
-        matrix = matrix[:, weight != 0] * weight[weight != 0]
-    return matrix
+        index, weight = _kept(cols.flatten(1), matrix)
+        weighed = matrix.T[index].mT * weight[:, None, :]
+    if rows is not None:
+        index, weight = _kept(rows.flatten(1), matrix)
+        samples = torch.arange(len(index), device=matrix.device)[:, None] if cols is not None else torch.zeros_like(index)
+        weighed = weighed[samples, index] * weight[:, :, None]
+    return weighed
+
+
+def _kept(weights: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
+    """The places of what is not zero in `weights` (B, n), first in each row, and their weights, 0 behind the last."""
+    width = int((weights != 0).sum(1).max())
+    index = (weights != 0).byte().argsort(dim=1, descending=True, stable=True)[:, :width]
+    return index, weights.to(like.dtype).gather(1, index)
 
 
 def _proven_norm(matrix: Tensor, frobenius: Tensor, entry_error: float) -> Tensor:
-    """A proved upper bound of ||A||, where |A - matrix| <= entry_error |A| or so and `frobenius` bounds || |A| ||_F."""
-    p, contraction = matrix.shape
-    if p == 0 or contraction == 0 or not bool(frobenius > torch.finfo(matrix.dtype).tiny):
+    """Proved upper bounds of ||A|| (B,), where |A - matrix| <= entry_error |A| or so and `frobenius` bounds || |A| ||_F."""
+    _, p, contraction = matrix.shape
+    if p == 0 or contraction == 0:
         return torch.zeros_like(frobenius)
-    gram = matrix @ matrix.T
-    gram_error = (gamma(contraction + 2, gram.dtype) + 3 * entry_error) * up(frobenius.square(), matrix.numel() + 64)
+    gram = torch.bmm(matrix, matrix.mT)
+    gram_error = (gamma(contraction + 2, gram.dtype) + 3 * entry_error) * up(frobenius.square(), p * contraction + 64)
     bound = _eigenvalue(_One(gram), _largest_eigenvalue(gram), _INFLATIONS)
-    return up((bound + gram_error).sqrt())
+    return torch.where(frobenius <= torch.finfo(matrix.dtype).tiny, 0.0, up((bound + gram_error).sqrt()))
 
 
 class _One(NamedTuple):
-    """A matrix as a single block; only its lower triangle counts."""
+    """Matrices (B, p, p) as a single block each; only their lower triangles count."""
 
     matrix: Tensor
     number: int = 1
 
+    def select(self, index: Tensor) -> _One:
+        return _One(self.matrix[index])
+
     def diagonal(self, j: int) -> Tensor:
-        return self.matrix.tril() + self.matrix.tril(-1).T
+        return self.matrix.tril() + self.matrix.tril(-1).mT
 
     def below(self, j: int) -> None:
         return None
 
 
-def _eigenvalue(gram: Blocks, guess: Tensor, inflations: tuple[float, ...]) -> Tensor:
-    """A proved upper bound of the largest eigenvalue; infinite where all inflations of the guess were too small."""
+def _eigenvalue(gram: _One | Gram, guess: Tensor, inflations: tuple[float, ...]) -> Tensor:
+    """Proved upper bounds of the largest eigenvalues (B,); inf where all inflations of the guess were too small."""
     if gram.number == 0:
         return torch.zeros_like(guess)
+    bound = torch.full_like(guess, float("inf"))
+    left = torch.arange(len(guess), device=guess.device)
     for inflation in inflations:
-        bound = eigenvalue_bound(gram, up(guess * (1 + inflation)))
-        if bound is not None:
-            return bound
-    return torch.full_like(guess, float("inf"))
+        bound[left] = eigenvalue_bound(gram.select(left), up(guess[left] * (1 + inflation)))
+        left = left[torch.isinf(bound[left])]
+        if not len(left):
+            break
+    return bound
 
 
 def _largest_eigenvalue(gram: Tensor) -> Tensor:
-    """A guess for t^2; nothing rests on it but tightness."""
-    if not bool(torch.isfinite(gram).all()):
-        return torch.full_like(gram[0, 0], float("nan"))
-    if len(gram) <= 128:
-        return torch.linalg.eigvalsh(gram)[-1].clamp(min=0)
+    """Guesses of t^2 for matrices (B, p, p); nothing rests on them but tightness."""
     generator = torch.Generator(gram.device).manual_seed(0)
+    steps = min(WHOLE_STEPS, gram.shape[1])
 
     def noise() -> Tensor:
-        return torch.randn(1, len(gram), dtype=gram.dtype, device=gram.device, generator=generator)
+        return torch.randn(gram.shape[:2], dtype=gram.dtype, device=gram.device, generator=generator)
 
-    process = Lanczos(lambda q: q @ gram, noise, 200, orthogonalize=True)
-    process.run(min(200, len(gram)))
-    return process.matrix().largest_eigenvalue()[0].clamp(min=0)
+    process = Lanczos(lambda q: torch.bmm(q[:, None], gram)[:, 0], noise, steps, orthogonalize=True)
+    process.run(steps)
+    return process.matrix().largest_eigenvalue().clamp(min=0)

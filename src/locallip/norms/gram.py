@@ -8,6 +8,7 @@ columns of a sparse Jacobian are by colors (Curtis, Powell and Reid 1974).
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import NamedTuple
 
@@ -73,39 +74,61 @@ def best_slabs(op: LinearOp) -> Slabs | None:
 
 
 class Gram:
-    """A A^T or A^T A of one sample in the blocks of `slabs`, removed units left out; entries off by gamma (|A| |A|^T)."""
+    """A A^T or A^T A of every sample in the blocks of `slabs`, removed units left out; entries off by gamma (|A| |A|^T).
+
+    Samples keep different units of a slab: their blocks have the size of the largest, filled up with zeros. `units[j]`
+    (B, m) are the places of those of block j, -1 where it is filled up.
+    """
 
     def __init__(self, op: Masked, slabs: Slabs, like: Tensor):
-        self._reach = torch.tensor(slabs.reach, device=like.device)
+        self._reach = slabs.reach
         self._places = _places(slabs.shape, like.device)
-        color = _colors(self._places, slabs)
-        self._color = color
-        self._answers = _answers(op, slabs, color, like)
+        self._color = _colors(self._places, slabs)
+        self._answers = torch.stack(
+            [_answers(op.select(slice(i, i + 1)), slabs, self._color, like) for i in range(op.batch)]
+        )
         weights = op.rows if slabs.output_side else op.cols
-        kept = torch.ones_like(color, dtype=torch.bool) if weights is None else weights.flatten() != 0
+        shape = (op.batch, len(self._color))
+        kept = torch.ones(shape, dtype=torch.bool, device=like.device) if weights is None else weights.flatten(1) != 0
         slab = self._places[1 + slabs.dim] // slabs.thickness
-        self.units = [(kept & (slab == j)).nonzero()[:, 0] for j in range(slabs.number)]
-        self.units = [units for units in self.units if len(units)]
-        self._neighbours = [int(slab[b[0]] - slab[a[0]]) == 1 for a, b in zip(self.units, self.units[1:], strict=False)]
+        units = {j: _indices(kept & (slab == j)) for j in range(slabs.number)}
+        units = {j: index for j, index in units.items() if index.shape[1]}
+        self.units = list(units.values())
+        self._neighbours = [b - a == 1 for a, b in zip(units, list(units)[1:], strict=False)]
+
+    def select(self, index: Tensor) -> Gram:
+        """Those of some samples."""
+        part = copy.copy(self)
+        part._answers, part.units = self._answers[index], [units[index] for units in self.units]
+        return part
 
     @property
     def number(self) -> int:
         return len(self.units)
 
     def diagonal(self, j: int) -> Tensor:
-        """Block (j, j), exactly symmetric."""
+        """Block (j, j), (B, m, m), exactly symmetric."""
         block = self._block(self.units[j], self.units[j])
-        return block.tril() + block.tril(-1).T
+        return block.tril() + block.tril(-1).mT
 
     def below(self, j: int) -> Tensor | None:
         """Block (j + 1, j); None where it is zero."""
         return self._block(self.units[j + 1], self.units[j]) if self._neighbours[j] else None
 
     def _block(self, rows: Tensor, cols: Tensor) -> Tensor:
-        near = torch.ones(len(rows), len(cols), dtype=torch.bool, device=rows.device)
+        near = (rows >= 0)[:, :, None] & (cols >= 0)[:, None, :]
         for place, reach in zip(self._places[1:], self._reach, strict=True):
-            near &= (place[rows][:, None] - place[cols]).abs() <= reach
-        return torch.where(near, self._answers[self._color[cols], rows[:, None]], 0.0)
+            near &= (place[rows][:, :, None] - place[cols][:, None, :]).abs() <= reach
+        sample = torch.arange(len(rows), device=rows.device)[:, None, None]
+        return torch.where(near, self._answers[sample, self._color[cols][:, None, :], rows[:, :, None]], 0.0)
+
+
+def _indices(chosen: Tensor) -> Tensor:
+    """Where `chosen` (B, n) holds, (B, m) in order, m being the most of any sample; -1 behind the last."""
+    number = chosen.sum(1)
+    width = int(number.max())
+    order = chosen.byte().argsort(dim=1, descending=True, stable=True)[:, :width]
+    return torch.where(torch.arange(width, device=chosen.device) < number[:, None], order, -1)
 
 
 def _places(shape: torch.Size, device: torch.device) -> Tensor:
@@ -123,7 +146,7 @@ def _colors(places: Tensor, slabs: Slabs) -> Tensor:
 
 
 def _answers(op: Masked, slabs: Slabs, color: Tensor, like: Tensor) -> Tensor:
-    """What the Gram matrix makes of the sum of all units of a color, (colors, n)."""
+    """What the Gram matrix of one sample makes of the sum of all units of a color, (colors, n)."""
     n = len(color)
     step = max(1, _CHUNK // max(op.in_shape.numel(), op.out_shape.numel()))
     parts = []

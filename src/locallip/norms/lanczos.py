@@ -63,16 +63,21 @@ class LanczosNorm(ProvenRule):
         return rule
 
     def proven_norm(self, op: Masked, key: NormKey, like: Tensor, coarse: Tensor) -> Tensor:
-        n = min(op.in_shape.numel(), op.out_shape.numel())
-        per_sample = 8 * n * (4 + (min(self.max_steps, n) if n <= ORTHOGONAL_LIMIT else 0))
-        chunk = max(1, self.memory // per_sample)
-        bounds = [self._bound(op.select(slice(i, i + chunk)), n, like) for i in range(0, op.batch, chunk)]
+        _, bound = self.bracket(op, like)
         # With A v and A^T w off by E v and F^T w, both norms <= gamma || |A| ||, the norm is at most the computed one plus
         # (1 + sqrt(2)) of that.
         lost = 4 * gamma(op.roundings + 16, torch.float64) * coarse.double()
-        return up((torch.cat(bounds) + lost).to(like.dtype), 2)
+        return up((bound + lost).to(like.dtype), 2)
 
-    def _bound(self, op: Masked, n: int, like: Tensor) -> Tensor:
+    def bracket(self, op: Masked, like: Tensor) -> tuple[Tensor, Tensor]:
+        """The norm found and its upper bound, each (B,) in float64, but for what the products with A are off."""
+        n = min(op.in_shape.numel(), op.out_shape.numel())
+        per_sample = 8 * n * (4 + (min(self.max_steps, n) if n <= ORTHOGONAL_LIMIT else 0))
+        chunk = max(1, self.memory // per_sample)
+        parts = [self._bracket(op.select(slice(i, i + chunk)), n, like) for i in range(0, op.batch, chunk)]
+        return torch.cat([low for low, _ in parts]), torch.cat([high for _, high in parts])
+
+    def _bracket(self, op: Masked, n: int, like: Tensor) -> tuple[Tensor, Tensor]:
         gram, support = gram_operator(op, like)
         # Without a complete basis more steps than dimensions still sharpen the bound.
         last = min(self.max_steps, n) if n <= ORTHOGONAL_LIMIT else self.max_steps
@@ -87,7 +92,7 @@ class LanczosNorm(ProvenRule):
                 bound = torch.where(support.sum(1) <= steps, theta, bound)
             if bool(((bound <= theta * (1 + self.rtol) ** 2) | bound.isnan()).all()):
                 break
-        return (bound * (1 + ROUNDING)).sqrt()
+        return theta.sqrt(), (bound * (1 + ROUNDING)).sqrt()
 
     def _upper(self, process: Lanczos, n: int, looks: int) -> tuple[Tensor, Tensor]:
         """The largest Ritz value and the upper bound of the eigenvalue, each (B,); `looks` times it may be asked for."""
@@ -161,7 +166,7 @@ class Lanczos:
 
     def matrix(self) -> Tridiagonal:
         """What A^T A is in the basis so far; its eigenvalues are the Ritz values."""
-        return Tridiagonal(self._alpha[:, : self.steps], self._beta[:, : self.steps - 1])
+        return Tridiagonal(self._alpha[:, : self.steps].double(), self._beta[:, : self.steps - 1].double())
 
 
 def gram_operator(op: Masked, like: Tensor) -> tuple[Callable[[Tensor], Tensor], Tensor]:

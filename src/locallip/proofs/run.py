@@ -37,7 +37,7 @@ class Job:
     guarantee: Guarantee = Guarantee.HIGH_PROBABILITY
     failure_prob: float = 1e-9
     attack_steps: int = 20
-    power_steps: int = 200
+    power_steps: int = 100
     limit: int | None = None
     batch_size: int = 64
     seed: int | None = None

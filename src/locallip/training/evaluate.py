@@ -15,11 +15,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from locallip.arithmetic import exact_arithmetic
 from locallip.attacks import withstands
 from locallip.bounds import CeilingNorm, GlobalBound, global_bound, propagate, worst_logits
 from locallip.certify import certify
 from locallip.certify.inputs import as_eps, as_labels, check_batch_size, check_model
-from locallip.certify.prover import autocast_off, lead
+from locallip.certify.prover import lead
 from locallip.network import Network, lower
 from locallip.norms import Guarantee, NormRule, PowerNorm
 
@@ -122,7 +123,7 @@ class _Evaluation:
         if len(network.output_shape) != 1 or classes < 2:
             raise ValueError(f"a classifier returns (B, classes) with at least 2 classes, not (B, {network.output_shape})")
         self.y = as_labels(self.y, len(self.x), classes, self.device)
-        with _plain_float32():
+        with exact_arithmetic():
             with self._part("clean"):
                 self.shares["clean"] = self._clean(network)
             with self._part("pgd"):
@@ -280,52 +281,3 @@ def _rounded_up(eps: Tensor) -> Tensor:
 
 def _finite(value: float) -> float | None:
     return value if abs(value) < float("inf") else None
-
-
-@contextmanager
-def _plain_float32() -> Iterator[None]:
-    """No gradients unless asked for, no autocast, no TF32: float32 is float32; the caller's settings come back."""
-    with torch.inference_mode(False), torch.no_grad(), autocast_off(), _tf32_off():
-        yield
-
-
-@contextmanager
-def _tf32_off() -> Iterator[None]:
-    """Products of float32 numbers in float32.
-
-    Torch has two generations of switches for it. The older one raises when read where the newer disagrees with it, and the
-    newer is not there before torch 2.9; so both are set, and both put back.
-    """
-    newer = _precision_switches()
-    saved = [switch.fp32_precision for switch in newer]
-    products, convolutions = _older_switches()
-    torch.set_float32_matmul_precision("highest")
-    torch.backends.cudnn.allow_tf32 = False
-    for switch in newer:
-        switch.fp32_precision = "ieee"
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(products)
-        torch.backends.cudnn.allow_tf32 = convolutions
-        for switch, value in zip(newer, saved, strict=True):
-            switch.fp32_precision = value
-
-
-def _precision_switches() -> list[Any]:
-    backends: Any = torch.backends
-    if not hasattr(backends.cuda.matmul, "fp32_precision"):
-        return []
-    return [backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn, backends.mkldnn.matmul, backends.mkldnn.conv]
-
-
-def _older_switches() -> tuple[str, bool]:
-    """Their values, or torch's own defaults where only the newer ones were used."""
-    try:
-        products = torch.get_float32_matmul_precision()
-    except RuntimeError:
-        products = "highest"
-    try:
-        return products, torch.backends.cudnn.allow_tf32
-    except RuntimeError:
-        return products, True

@@ -1,0 +1,64 @@
+"""Switches of torch that change what a number is: autocast, TF32, gradients, inference mode. Here they are held still."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+
+@contextmanager
+def exact_arithmetic() -> Iterator[None]:
+    """No gradients unless asked for, no autocast, no TF32: what is computed inside has the dtype it is written in."""
+    with torch.inference_mode(False), torch.no_grad(), autocast_off(), tf32_off():
+        yield
+
+
+@contextmanager
+def autocast_off() -> Iterator[None]:
+    with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+        yield
+
+
+@contextmanager
+def tf32_off() -> Iterator[None]:
+    """Products of float32 numbers in float32; the caller's settings come back.
+
+    Torch has two generations of switches for it. The older one raises when read where the newer disagrees with it, and the
+    newer is not there before torch 2.9; so both are set, and both put back.
+    """
+    newer = _precision_switches()
+    saved = [switch.fp32_precision for switch in newer]
+    products, convolutions = _older_switches()
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = False
+    for switch in newer:
+        switch.fp32_precision = "ieee"
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(products)
+        torch.backends.cudnn.allow_tf32 = convolutions
+        for switch, value in zip(newer, saved, strict=True):
+            switch.fp32_precision = value
+
+
+def _precision_switches() -> list[Any]:
+    backends: Any = torch.backends
+    if not hasattr(backends.cuda.matmul, "fp32_precision"):
+        return []
+    return [backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn, backends.mkldnn.matmul, backends.mkldnn.conv]
+
+
+def _older_switches() -> tuple[str, bool]:
+    """Their values, or torch's own defaults where only the newer ones were used."""
+    try:
+        products = torch.get_float32_matmul_precision()
+    except RuntimeError:
+        products = "highest"
+    try:
+        return products, torch.backends.cudnn.allow_tf32
+    except RuntimeError:
+        return products, True
