@@ -8,7 +8,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from locallip.activations import Box, ClippedMaxMin, Increasing, MaxMin, ReLUTheta, SortPairs, Varying, relu, relu_theta
+from locallip.activations import (
+    Activation,
+    Box,
+    ClippedMaxMin,
+    Increasing,
+    MaxMin,
+    ReLUTheta,
+    SortPairs,
+    Varying,
+    relu,
+    relu_theta,
+)
 
 from .cases import ACTIVATIONS, ActivationCase
 
@@ -310,3 +321,16 @@ def test_thresholds_learn() -> None:
 def test_odd_channels_are_refused() -> None:
     with pytest.raises(ValueError, match="even"):
         MaxMin()(torch.zeros(1, 3))
+
+
+@activations
+def test_what_an_error_becomes(case: ActivationCase) -> None:
+    """No unit moves by more than `spread` says; the rule for any activation says no less than its own."""
+    draw, activation = Draw(case), case.activation
+    for box in draw.boxes():
+        for a, b in draw.pairs(box):
+            error = (a - b).abs()
+            moved = (activation(a) - activation(b)).abs()
+            allowed = activation.spread(error)
+            assert bool((moved <= allowed * (1 + 1e-12) + 1e-14).all())
+            assert bool((allowed <= Activation.spread(activation, error) * (1 + 1e-12)).all())

@@ -19,12 +19,13 @@ from locallip.norms import (
     NormKey,
     NormRule,
     PowerNorm,
+    RitzNorm,
     WarmStarts,
 )
 from locallip.norms.definite import eigenvalue_bound
 from locallip.norms.gram import Gram, Slabs, best_slabs
 from locallip.norms.lanczos import Lanczos, gram_operator
-from locallip.ops import Conv, Dense, LinearOp, Masked
+from locallip.ops import Conv, Dense, Diagonal, LinearOp, Masked
 
 from .cases import BATCH, LIKE, OPS, OpCase, Weights, conv, dense
 
@@ -202,7 +203,27 @@ def test_power_is_never_above(case: OpCase, kind: str) -> None:
     assert (value >= true * (1 - 1e-2)).all()
 
 
+@every
+def test_ritz_is_never_above_and_never_behind_power_iteration(case: OpCase, kind: str) -> None:
+    op = mask(case.build().op, kind)
+    true = true_norms(op)
+    assert (RitzNorm(3, seed=0)(op, KEY, LIKE) <= true * (1 + 1e-9)).all()
+    value = RitzNorm(500, seed=0)(op, KEY, LIKE)
+    assert (value <= true * (1 + 1e-9)).all()
+    assert (value >= true * (1 - 1e-9)).all()  # as many steps as dimensions: the whole space
+
+
+def test_ritz_of_a_large_map_converges_where_power_iteration_creeps() -> None:
+    """300 dimensions, above those that are kept orthogonal and computed in float64; a spectrum without gaps."""
+    values = torch.linspace(0, 1, 300, dtype=torch.float64)
+    op = Masked(Diagonal(lambda dtype: values.to(dtype), (300,)), None, None)
+    power, ritz = (float(rule.norm(op, KEY, LIKE)) for rule in (PowerNorm(60, seed=1), RitzNorm(60, seed=1)))
+    assert power < 1 - 4e-3
+    assert 1 - 1e-4 < ritz <= 1 + 1e-6
+
+
 RULES = {
+    "ritz": lambda: RitzNorm(300, seed=0),
     "exact": ExactNorm,
     "power": lambda: PowerNorm(300, seed=0),
     "cholesky": CholeskyNorm,
@@ -220,7 +241,7 @@ def rule(request: pytest.FixtureRequest) -> NormRule:
 
 
 def test_guarantees_are_named() -> None:
-    assert ExactNorm.guarantee is PowerNorm.guarantee is Guarantee.ESTIMATE
+    assert ExactNorm.guarantee is PowerNorm.guarantee is RitzNorm.guarantee is Guarantee.ESTIMATE
     assert LanczosNorm.guarantee is Guarantee.HIGH_PROBABILITY
     assert CholeskyNorm.guarantee is Guarantee.DETERMINISTIC
     assert Guarantee.parse("estimate") is Guarantee.ESTIMATE

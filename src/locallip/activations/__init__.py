@@ -1,6 +1,6 @@
 """Activations: the modules a user puts into a network, and the interval rule of each."""
 
-from locallip.activations.base import Activation, Box, Hinge, Varying
+from locallip.activations.base import Activation, Box, Hinge, Unitwise, Varying
 from locallip.activations.clip import Clip, ReLUTheta, clip, relu, relu_theta
 from locallip.activations.maxmin import ClippedMaxMin, MaxMin, SortPairs
 from locallip.activations.maxpool import MaxPool2d
@@ -22,6 +22,7 @@ __all__ = [
     "Softplus",
     "SortPairs",
     "Tanh",
+    "Unitwise",
     "Varying",
     "clip",
     "relu",

@@ -58,6 +58,12 @@ class Activation(ABC):
         """phi(center) and the image of the box in one go, for activations that save memory by it."""
         return self(center), self.image(box)
 
+    def spread(self, error: Tensor) -> Tensor:
+        """At least |phi(a) - phi(b)|, unit by unit, for all a, b with |a - b| <= error; each (B, *shape)."""
+        inputs, outputs = self.varying(Box.everything(error.shape[1:], error))
+        length = (inputs * error).flatten(1).norm(dim=1)  # D may mix all units, but no entry of D v is longer than v
+        return outputs * length.reshape(-1, *[1] * (outputs.dim() - 1))
+
     def hinge(self, box: Box) -> Hinge:
         """Terms of the sparsity loss; zero for an activation without constant regions."""
         zero = torch.zeros_like(box.lower)
@@ -65,3 +71,11 @@ class Activation(ABC):
 
     def out_shape(self, in_shape: torch.Size) -> torch.Size:
         return in_shape
+
+
+class Unitwise(Activation):
+    """An activation of single units: what one gives depends on no other."""
+
+    def spread(self, error: Tensor) -> Tensor:
+        inputs, outputs = self.varying(Box.everything(error.shape[1:], error))
+        return inputs * outputs * error

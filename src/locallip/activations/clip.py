@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from locallip.activations.base import Activation, Box, Hinge, Varying
+from locallip.activations.base import Box, Hinge, Unitwise, Varying
 
 
 class ReLUTheta(nn.Module):
@@ -71,7 +71,7 @@ class _ClipByte(torch.autograd.Function):
         return None, None if above is None else above.sum_to_size(ctx.high_shape), *passed
 
 
-class Clip(Activation):
+class Clip(Unitwise):
     """z -> min(max(z, low), high): constant at `low` where upper <= low, at `high` where lower >= high.
 
     `high(dtype)` gives the upper threshold, a number or one value per unit.

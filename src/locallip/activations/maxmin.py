@@ -59,6 +59,11 @@ class SortPairs(Activation):
             return self.module.upper.to(dtype), self.module.lower.to(dtype)
         return float("inf"), -float("inf")
 
+    def spread(self, error: Tensor) -> Tensor:
+        """Maximum and minimum of two move by no more than the one that moves more."""
+        more = torch.maximum(*_halves(error))
+        return torch.cat([more, more], dim=1)
+
     def __call__(self, z: Tensor) -> Tensor:
         first, second = _halves(z)
         upper, lower = self._thresholds(z.dtype)

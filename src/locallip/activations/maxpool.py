@@ -44,6 +44,10 @@ class MaxPool2d(Activation):
         inputs = ~(box.upper < own) & self._used.to(device)
         return Varying(inputs, torch.ones_like(highest_lower, dtype=torch.bool))
 
+    def spread(self, error: Tensor) -> Tensor:
+        """The maximum moves by no more than the entry that moves most."""
+        return self(error)
+
     def out_shape(self, in_shape: torch.Size) -> torch.Size:
         return self._out
 

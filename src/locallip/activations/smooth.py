@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from locallip.activations.base import Activation, Box, Varying
+from locallip.activations.base import Box, Unitwise, Varying
 from locallip.rounding import gamma, up
 
 
-class Increasing(Activation):
+class Increasing(Unitwise):
     """A non-decreasing activation with a known largest slope on every interval."""
 
     @abstractmethod

@@ -1,5 +1,6 @@
 """Propagation of ball and box, and the worst logits behind them."""
 
+from locallip.bounds.deployed import deployed_error
 from locallip.bounds.margin import MarginForm, WorstLogits, support, worst_logits
 from locallip.bounds.propagate import (
     BoxRadii,
@@ -24,6 +25,7 @@ __all__ = [
     "Trace",
     "WorstLogits",
     "dense_places",
+    "deployed_error",
     "global_bound",
     "norm_keys",
     "propagate",

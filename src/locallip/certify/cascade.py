@@ -91,13 +91,15 @@ def certify(
     batch_size: int = 64,
     power_steps: int = 100,
     seed: int | None = None,
+    deployed_dtype: torch.dtype | str | None = None,
 ) -> Certificate:
     """Is the prediction of `model` y[i] at every x' with ||x' - x[i]||_2 <= eps? One verdict per input.
 
     CERTIFIED: yes, under `guarantee` ("estimate" proves nothing). MISCLASSIFIED: not even at x. ATTACKED: an x' in the ball
     was found that is classified otherwise. UNKNOWN: none of these was shown; ties and numbers that are not finite end here.
     `attack_steps=0` leaves the attack out. The statement is about the network in real arithmetic with the stored weights
-    (docs/soundness.md).
+    (docs/soundness.md); `deployed_dtype="float32"` makes CERTIFIED hold for the float32 program as well, at every x' that
+    float32 can hold.
     """
     check_batch_size(batch_size)
     x = as_batch(x, model, input_domain)
@@ -113,6 +115,7 @@ def certify(
         power_steps=power_steps,
         seed=seed,
         device=x.device,
+        deployed_dtype=deployed_dtype,
     )
     return certifier(x, y, radii)
 
@@ -136,6 +139,7 @@ class Certifier:
         power_steps: int = 100,
         seed: int | None = None,
         device: torch.device | None = None,
+        deployed_dtype: torch.dtype | str | None = None,
     ):
         check_batch_size(batch_size)
         if attack_steps < 0:
@@ -151,6 +155,7 @@ class Certifier:
             power_steps=power_steps,
             seed=seed,
             device=device,
+            deployed_dtype=deployed_dtype,
         )
         self.classes = number_of_classes(self.prover)
         self.fingerprint = fingerprint(model)

@@ -91,6 +91,15 @@ def as_labels(y: Tensor | Sequence[int], batch: int, classes: int, device: torch
     return y.to(device=device, dtype=torch.long)
 
 
+def as_deployed(dtype: object) -> torch.dtype | None:
+    """The arithmetic of the program that runs the network, torch.float32 or "float32"; None for real arithmetic."""
+    if dtype is None or dtype in (torch.float32, "float32"):
+        return None if dtype is None else torch.float32
+    raise ValueError(
+        f"deployed_dtype must be torch.float32, 'float32' or None, got {dtype!r}: rounding is known of no other"
+    )
+
+
 def check_model(model: object) -> None:
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")

@@ -11,10 +11,21 @@ from torch import Tensor, nn
 
 from locallip.arithmetic import exact_arithmetic
 from locallip.attacks import margins
-from locallip.bounds import CeilingNorm, PartlyLocal, Trace, dense_places, global_bound, norm_keys, propagate, worst_logits
-from locallip.certify.inputs import check_model, check_numbers, check_scale, check_shape
+from locallip.bounds import (
+    CeilingNorm,
+    PartlyLocal,
+    Trace,
+    dense_places,
+    deployed_error,
+    global_bound,
+    norm_keys,
+    propagate,
+    worst_logits,
+)
+from locallip.certify.inputs import as_deployed, check_model, check_numbers, check_scale, check_shape
 from locallip.network import Network, lower
 from locallip.norms import CholeskyNorm, Guarantee, LanczosNorm, NormRule, RitzNorm
+from locallip.rounding import gamma, up
 
 #: The layers whose norms are taken for every input anew; those of the others are the ones over all inputs. "closely" is for
 #: all layers, to a smaller tolerance where norms are found by Lanczos.
@@ -60,8 +71,10 @@ class Prover:
         power_steps: int = 100,
         seed: int | None = None,
         device: torch.device | None = None,
+        deployed_dtype: torch.dtype | str | None = None,
     ):
         self.guarantee = Guarantee.parse(guarantee)
+        self.deployed_dtype = as_deployed(deployed_dtype)
         check_model(model)
         check_shape(input_shape)
         self.network: Network = lower(model, input_shape)
@@ -124,7 +137,14 @@ class Prover:
 
     def _lead(self, trace: Trace, y: Tensor) -> Tensor:
         with exact_arithmetic():
-            return lead(worst_logits(self.network, trace, y, outward=True).worst, y)
+            worst = worst_logits(self.network, trace, y, outward=True).worst
+            if self.deployed_dtype is not None:
+                error = deployed_error(self.network, trace, self.deployed_dtype)
+                label = torch.nn.functional.one_hot(y, worst.shape[1]).bool()
+                # Outward by what is added and by the rounding of adding it.
+                error = up(error) + gamma(2, worst.dtype) * worst.abs()
+                worst = torch.where(label, worst - error, worst + error)
+            return lead(worst, y)
 
     def clean_logits(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Logits at x and a bound of their error, each (B, C)."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from locallip.activations import Activation, Box, Varying
+from locallip.activations import Activation, Box, Unitwise, Varying
 from locallip.ops import LinearOp
 from locallip.rounding import floored
 
@@ -89,7 +89,7 @@ class Network:
         return sum(len(stage.terms) for stage in self.stages)
 
 
-class PassThrough(Activation):
+class PassThrough(Unitwise):
     """The identity: closes a stage where a sum of branches is used more than once."""
 
     def __call__(self, z: Tensor) -> Tensor:
