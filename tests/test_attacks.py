@@ -29,7 +29,7 @@ from locallip.attacks import (
     strong_attack,
     strong_attempts,
 )
-from locallip.attacks.apgd import checkpoints, targeted_dlr
+from locallip.attacks.apgd import _checked, checkpoints, targeted_dlr
 from locallip.certify.confirm import Judge
 from locallip.data import load_images
 from locallip.proofs import read_rows
@@ -216,6 +216,33 @@ def test_who_has_fallen_is_not_looked_at_again():
     assert seen[0] == 60
     assert len(seen) == 101
     assert sum(seen) < 60 * 23 + 15 * 78
+
+
+def test_who_does_not_get_on_goes_back_to_the_best_point_with_half_the_step():
+    """Four samples behind eight steps: rising, rising too seldom, standing still, and standing still behind a halving."""
+    rises, best, before = torch.tensor([6, 5, 8, 8]), torch.tensor([2.0, 2.0, 1.0, 1.0]), torch.ones(4)
+    state = {
+        "reach": torch.ones(4, 1),
+        "point": torch.full((4, 1), 0.1),
+        "previous": torch.full((4, 1), 0.2),
+        "slope": torch.full((4, 1), 0.3),
+        "value": torch.full((4,), 0.5),
+        "best": torch.full((4, 1), 0.7),
+        "best_slope": torch.full((4, 1), 0.8),
+        "best_value": best,
+        "best_before": before,
+        "step": torch.full((4,), 2.0),
+        "halved": torch.tensor([False, False, False, True]),
+        "rises": rises,
+    }
+    found = _checked(state, 8)
+    assert found["halved"].tolist() == [False, True, True, False]
+    assert found["step"].tolist() == [2.0, 1.0, 1.0, 2.0]
+    for name, old, new in (("point", 0.1, 0.7), ("previous", 0.2, 0.7), ("slope", 0.3, 0.8)):
+        torch.testing.assert_close(found[name][:, 0], torch.tensor([old, new, new, old]))
+    torch.testing.assert_close(found["value"], torch.tensor([0.5, 2.0, 1.0, 0.5]))
+    assert found["rises"].tolist() == [0, 0, 0, 0]
+    assert torch.equal(found["best_before"], best)
 
 
 def test_checkpoints_are_those_of_the_paper():
