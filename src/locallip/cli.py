@@ -17,6 +17,9 @@ import torch
 import locallip
 from locallip import demo as demonstration
 from locallip import tables
+from locallip.attacking import attack
+from locallip.attacks import MissingAttack
+from locallip.breaking import BrokenCertificate
 from locallip.data import DamagedData, MissingData
 from locallip.options import WrongOption, check, device_of, radius_of
 from locallip.proofs import WrongRows
@@ -172,12 +175,23 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "demo": demo,
     "certify": certify,
     "verify": verify,
+    "attack": attack,
     "recipes": recipes,
     "models": models,
     "table": table,
 }
 #: What `main` turns into a line on stderr and an exit code.
-FAILURES = (DamagedData, MissingData, WrongModel, WrongResult, WrongRows, RunFolderError, Diverged)
+FAILURES = (
+    BrokenCertificate,
+    DamagedData,
+    MissingAttack,
+    MissingData,
+    WrongModel,
+    WrongResult,
+    WrongRows,
+    RunFolderError,
+    Diverged,
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

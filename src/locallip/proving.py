@@ -10,17 +10,15 @@ from typing import Literal
 
 import torch
 
-from locallip.data import READERS, ImageSet, load_images
+from locallip.brought import brought
 from locallip.network import UnsupportedLayer
 from locallip.norms import Guarantee, LayerTooLarge
-from locallip.options import check, device_of, radius_of
+from locallip.options import check, device_of
 from locallip.proofs import Job, WrongRows, certify_images, verify_rows
 from locallip.proofs.settings import about_file
 from locallip.proofs.settings import read_about as read_settings
 from locallip.proofs.summary import describe
-from locallip.training.recipe import find
-from locallip.training.recipe import names as recipe_names
-from locallip.zoo import WrongModel, load_model, read_about
+from locallip.zoo import WrongModel
 
 
 def certify(
@@ -72,7 +70,7 @@ def certify(
     check(seed is None or 0 <= seed < 2**62, f"--seed must be between 0 and {2**62 - 1}, got {seed}")
     check(1e-15 <= failure_prob < 1, f"--failure-prob must lie between 1e-15 and 1, got {failure_prob}")
     check(out is not None or not resume, "--resume goes on with the rows of an earlier run: name them with --out")
-    network, images, radius = _brought(model, data, eps, split, data_root, download)
+    network, images, radius = brought(model, data, eps, split, data_root, download)
     place = device_of(device) or torch.device("cuda" if torch.cuda.is_available() else "cpu")
     job = Job(
         model_name=Path(model).name,
@@ -122,7 +120,7 @@ def verify(
     check(sample >= 1, f"--sample must be at least 1, got {sample}")
     settings, _ = read_settings(rows)
     about = (settings.data, settings.eps, settings.split, data_root, download)
-    network, images, _ = _brought(model or settings.model, *about)
+    network, images, _ = brought(model or settings.model, *about)
     place = device_of(device) or torch.device("cuda" if torch.cuda.is_available() else "cpu")
     faults = verify_rows(rows, network, images, sample=sample, device=place)
     for fault in faults[:20]:
@@ -134,35 +132,6 @@ def verify(
         f"{settings.images} rows fit their settings, weights, images and summary; "
         f"{min(sample, settings.images)} of them came out again (eps {settings.eps}, guarantee {settings.guarantee})"
     )
-
-
-def _brought(
-    model: str, data: str | None, eps: str | None, split: str, root: Path | None, download: bool
-) -> tuple[torch.nn.Module, ImageSet, str]:
-    """A network, its images and the radius; what is not said is what the network was trained on and for."""
-    network, about = load_model(model), read_about(model)
-    recipe = str(about.get("recipe", ""))
-    known = find(recipe) if recipe in recipe_names() else None
-    check(
-        (data is not None and eps is not None) or known is not None,
-        f"{model} does not say what it was trained on: name it with --data and --eps",
-    )
-    name = data or (known.data if known is not None else "")
-    check(name in READERS, f"--data {name}: choose one of {', '.join(READERS)}")
-    radius = eps or (known.eps if known is not None else "")
-    radius_of(radius)
-    images = load_images(name, split, root, download=download)
-    wanted = tuple(about["input_shape"])
-    check(images.shape == wanted, f"{model} takes images of {_sizes(wanted)}, those of {name} are {_sizes(images.shape)}")
-    check(
-        len(images.classes) == about["classes"],
-        f"{model} tells {about['classes']} classes apart, and {name} has {len(images.classes)}",
-    )
-    return network, images, radius
-
-
-def _sizes(shape: tuple[int, ...]) -> str:
-    return " x ".join(map(str, shape))
 
 
 def _to_stderr(line: str) -> None:

@@ -12,10 +12,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from locallip.arithmetic import autocast_off, exact_arithmetic
+from locallip.arithmetic import autocast_off
 from locallip.attacks import pgd_l2
+from locallip.certify.confirm import best_class, confirmed, surely
 from locallip.certify.inputs import Eps, as_batch, as_eps, as_labels, check_batch_size
-from locallip.certify.prover import LocalLayers, Margin, Prover, fingerprint
+from locallip.certify.prover import LocalLayers, Margin, Prover, fingerprint, number_of_classes
 from locallip.norms import Guarantee
 
 #: What a bound is called in `Certificate.decided_by`.
@@ -192,14 +193,6 @@ class Certifier:
         )
 
 
-def number_of_classes(prover: Prover) -> int:
-    shape = prover.network.output_shape
-    if len(shape) != 1 or shape[0] < 2:
-        found = ", ".join(["B", *map(str, shape)])
-        raise ValueError(f"a classifier returns (B, classes) with at least 2 classes; this model returns ({found})")
-    return shape[0]
-
-
 class _Inputs(NamedTuple):
     """x (N, *shape), y (N,) and eps (N,), the domain of x, and how many are looked at together."""
 
@@ -255,8 +248,8 @@ class _Cascade:
         """Certify by the norms over all inputs; returns the rest of those that are surely right at x itself."""
         x, y, eps = self.inputs.take(index)
         found = self.prover.margin(x, y, eps, local="none", domain=self.inputs.domain)
-        right, wrong = _sure(x, y, found.clean, found.error)
-        for i, best in zip(index.tolist(), _best(found.clean, found.error).tolist(), strict=True):
+        right, wrong = surely(x, y, found.clean, found.error)
+        for i, best in zip(index.tolist(), best_class(found.clean, found.error).tolist(), strict=True):
             self.predictions[i] = best if best >= 0 else None
         self._settle(index[wrong], Verdict.MISCLASSIFIED, "clean logits")
         # What is neither surely right nor surely wrong (a tie, a NaN) stays UNKNOWN.
@@ -288,41 +281,10 @@ class _Cascade:
         settings = {"steps": self.attack_steps, "input_domain": self.inputs.domain, "generator": generator}
         with autocast_off():
             found = pgd_l2(self.prover.network, x.float(), y, eps.float(), **settings).double()  # type: ignore[arg-type]
-        with exact_arithmetic():
-            found = _inside(x, found, eps, self.inputs.domain)
-            inside = (found - x).flatten(1).norm(dim=1) * (1 + 1e-9) <= eps
-            broken = _sure(found, y, *self.prover.clean_logits(found))[1] & inside
+        broken = confirmed(self.prover, x, found, y, eps, self.inputs.domain).broken
         self._settle(index[broken], Verdict.ATTACKED, "attack")
         return index[~broken]
 
     def _settle(self, index: Tensor, verdict: Verdict, check: str) -> None:
         for i in index.tolist():
             self.verdicts[i], self.decided_by[i] = verdict, check
-
-
-def _inside(x: Tensor, point: Tensor, eps: Tensor, domain: tuple[float, float] | None) -> Tensor:
-    """Points that rounding may have put outside the ball or the domain, back inside, (B, *shape)."""
-    delta = point - x
-    length = delta.flatten(1).norm(dim=1).clamp(min=torch.finfo(x.dtype).tiny)
-    share = (eps * (1 - 1e-8) / length).clamp(max=1).reshape(-1, *[1] * (x.dim() - 1))
-    point = x + share * delta
-    return point if domain is None else point.clamp(*domain)
-
-
-def _sure(x: Tensor, y: Tensor, logits: Tensor, error: Tensor) -> tuple[Tensor, Tensor]:
-    """Where y is surely ahead of all other classes, and where surely not, each (B,) bool."""
-    finite = torch.isfinite(x.flatten(1)).all(1) & torch.isfinite(logits).all(1) & torch.isfinite(error).all(1)
-    label = torch.nn.functional.one_hot(y, logits.shape[1]).bool()
-    own, own_error = logits.gather(1, y[:, None]), error.gather(1, y[:, None])
-    ahead = (own - own_error > logits + error).masked_fill(label, True).all(1)
-    behind = (logits - error > own + own_error).masked_fill(label, False).any(1)
-    return ahead & finite, behind & finite
-
-
-def _best(logits: Tensor, error: Tensor) -> Tensor:
-    """The class surely ahead of all others, (B,); -1 where there is none."""
-    best = logits.argmax(1)
-    others = torch.nn.functional.one_hot(best, logits.shape[1]).bool()
-    own = (logits - error).gather(1, best[:, None])
-    ahead = (own > logits + error).masked_fill(others, True).all(1)
-    return torch.where(ahead & torch.isfinite(logits).all(1), best, -1)

@@ -153,6 +153,14 @@ class Prover:
         return trace.logits, trace.logits_error
 
 
+def number_of_classes(prover: Prover) -> int:
+    shape = prover.network.output_shape
+    if len(shape) != 1 or shape[0] < 2:
+        found = ", ".join(["B", *map(str, shape)])
+        raise ValueError(f"a classifier returns (B, classes) with at least 2 classes; this model returns ({found})")
+    return shape[0]
+
+
 def another_seed(seed: int | None) -> int | None:
     """A seed for random numbers that have nothing to do with those of `seed`."""
     return None if seed is None else (seed + 4_000_037) % 2**63

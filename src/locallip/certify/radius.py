@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from locallip.certify.cascade import number_of_classes
 from locallip.certify.inputs import as_batch, as_labels, check_batch_size
-from locallip.certify.prover import LocalLayers, Prover, another_seed
+from locallip.certify.prover import LocalLayers, Prover, another_seed, number_of_classes
 from locallip.norms import Guarantee
 
 #: Shares of the suggested radius that are tried, in this order, until one is proved.

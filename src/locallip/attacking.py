@@ -1,0 +1,123 @@
+"""The command `locallip attack`: its arguments are the options and its docstring the help."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from json import dumps
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from locallip.breaking import (
+    AttackJob,
+    BrokenCertificate,
+    attack_images,
+    check_out,
+    compared,
+    describe,
+    read_certified,
+    write_rows,
+)
+from locallip.breaking.against import alarm, is_alarming, outcome
+from locallip.brought import brought
+from locallip.network import UnsupportedLayer
+from locallip.options import check, device_of, radius_of
+from locallip.zoo import WrongModel
+
+
+def attack(
+    model: str,
+    /,
+    data: str | None = None,
+    eps: str | None = None,
+    attack: Literal["pgd", "apgd", "strong", "autoattack"] = "strong",
+    steps: int = 100,
+    restarts: int = 1,
+    pixels: bool = False,
+    data_root: Path | None = None,
+    download: bool = False,
+    split: Literal["test", "train"] = "test",
+    limit: int | None = None,
+    out: Path | None = None,
+    certified: Path | None = None,
+    batch: int | None = None,
+    seed: int | None = None,
+    device: str | None = None,
+    json: bool = False,
+) -> None:
+    """Try to break a network on the images of a data set: an upper bound of its robust accuracy, and no proof.
+
+    Args:
+        model: A name from `locallip models`, a run folder or a .safetensors file.
+        data: embedded, mnist, cifar10 or tiny-imagenet; what the network was trained on if not given.
+        eps: Radius of the l2 balls, for pixels in [0, 1]; a number or a fraction such as 36/255. What the network was
+            trained for if not given.
+        attack: pgd is PGD with steps of eps/4, as in the paper; apgd is APGD-CE and APGD-T; strong is all three, each on
+            what is left; autoattack is the standard version of AutoAttack, by the extra 'attack'.
+        steps: Steps of each run of an attack.
+        restarts: Random starts of each attack.
+        pixels: Keep the points of the attack in [0, 1], as pixels are; a certificate covers the others too. AutoAttack
+            always does.
+        data_root: Folder that holds the data sets; LOCALLIP_DATA or ./data if not given.
+        download: Fetch missing data from its official place.
+        split: Which images of the data set.
+        limit: The first so many images only.
+        out: Rows to write, one per image: a file that ends in .jsonl, with settings and summary in .json beside it.
+        certified: Rows of `locallip certify` for this network and these images: exit code 1 if one that they call CERTIFIED
+            is broken.
+        batch: Images attacked together; 100 on a CPU and 500 on a GPU if not given.
+        seed: Start of every random draw; drawn and noted if not given.
+        device: Such as cpu or cuda:1; the first GPU if there is one.
+        json: Print the summary as JSON.
+    """
+    check(limit is None or limit > 0, f"--limit must be at least 1, got {limit}")
+    check(batch is None or 0 < batch <= 10**6, f"--batch must lie between 1 and 1000000, got {batch}")
+    check(1 <= steps <= 10**6, f"--steps must lie between 1 and 1000000, got {steps}")
+    check(1 <= restarts <= 1000, f"--restarts must lie between 1 and 1000, got {restarts}")
+    check(seed is None or 0 <= seed < 2**62, f"--seed must be between 0 and {2**62 - 1}, got {seed}")
+    check(
+        attack != "autoattack" or (steps, restarts) == (100, 1),
+        "--steps and --restarts do not go with --attack autoattack, whose standard version has its own",
+    )
+    if out is not None:
+        check_out(out)
+    network, images, radius = brought(model, data, eps, split, data_root, download)
+    held = None if certified is None else read_certified(certified, network, images, radius_of(radius))
+    place = device_of(device) or torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    job = AttackJob(
+        model_name=Path(model).name,
+        eps=radius,
+        kind=attack,
+        steps=steps,
+        restarts=restarts,
+        pixels=pixels,
+        limit=limit,
+        batch_size=batch or (500 if place.type == "cuda" else 100),
+        seed=seed,
+        device=place,
+    )
+    try:
+        rows, settings, summary = attack_images(job, network, images, _to_stderr)
+    except UnsupportedLayer as error:
+        raise WrongModel(f"{model}: {error}") from None
+    comparison = None if held is None else compared(held, rows)
+    if comparison is not None:
+        summary["against"] = comparison
+    if out is not None:
+        write_rows(out, rows, settings, summary)
+    if json:
+        print(dumps({"settings": asdict(settings), "summary": summary}, indent=1))
+    else:
+        print(describe(summary, settings))
+        if out is not None:
+            print(f"rows in {out}, settings and summary in {out.with_suffix('.json')}")
+    if comparison is not None and is_alarming(comparison):
+        raise BrokenCertificate(alarm(comparison))
+    if comparison is not None and not json:
+        print(outcome(comparison))
+
+
+def _to_stderr(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,42 @@
+"""What a command works on: a network, its images and the radius, from what the user named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torch import nn
+
+from locallip.data import READERS, ImageSet, load_images
+from locallip.options import check, radius_of
+from locallip.training.recipe import find
+from locallip.training.recipe import names as recipe_names
+from locallip.zoo import load_model, read_about
+
+
+def brought(
+    model: str, data: str | None, eps: str | None, split: str, root: Path | None, download: bool
+) -> tuple[nn.Module, ImageSet, str]:
+    """A network, its images and the radius; what is not said is what the network was trained on and for."""
+    network, about = load_model(model), read_about(model)
+    recipe = str(about.get("recipe", ""))
+    known = find(recipe) if recipe in recipe_names() else None
+    check(
+        (data is not None and eps is not None) or known is not None,
+        f"{model} does not say what it was trained on: name it with --data and --eps",
+    )
+    name = data or (known.data if known is not None else "")
+    check(name in READERS, f"--data {name}: choose one of {', '.join(READERS)}")
+    radius = eps or (known.eps if known is not None else "")
+    radius_of(radius)
+    images = load_images(name, split, root, download=download)
+    wanted = tuple(about["input_shape"])
+    check(images.shape == wanted, f"{model} takes images of {_sizes(wanted)}, those of {name} are {_sizes(images.shape)}")
+    check(
+        len(images.classes) == about["classes"],
+        f"{model} tells {about['classes']} classes apart, and {name} has {len(images.classes)}",
+    )
+    return network, images, radius
+
+
+def _sizes(shape: tuple[int, ...]) -> str:
+    return " x ".join(map(str, shape))

@@ -1,0 +1,88 @@
+"""`Judge`: is a point that an attack found surely inside the ball, and surely classified otherwise?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from locallip.arithmetic import exact_arithmetic
+from locallip.certify.prover import Prover, fingerprint, number_of_classes
+from locallip.norms import Guarantee
+
+#: A norm that is computed in float64 is off by less than this share.
+SLACK = 1e-9
+
+
+class Found(NamedTuple):
+    """points (B, *shape) in float64, their distance from x (B,), and where the label is surely lost there, (B,) bool."""
+
+    points: Tensor
+    distance: Tensor
+    broken: Tensor
+
+
+class Judge:
+    """Verdicts on points in float64, on the stored weights, with the rounding of the logits counted.
+
+    What it calls broken is a counterexample in real arithmetic; where that is not sure, it is none. Nothing here rests on a
+    bound of norms.
+    """
+
+    def __init__(self, model: nn.Module, input_shape: Sequence[int], device: torch.device, batch_size: int = 500):
+        # The norms behind an estimate are the cheapest, and a ball of radius 0 needs none of them.
+        self._prover = Prover(model, input_shape, Guarantee.ESTIMATE, power_steps=1, seed=0, device=device)
+        self.classes, self.fingerprint, self.batch_size = number_of_classes(self._prover), fingerprint(model), batch_size
+
+    def predictions(self, x: Tensor) -> Tensor:
+        """The class surely ahead at each x, (B,); -1 for a tie or a NaN."""
+        parts = [best_class(*self._prover.clean_logits(part.double())) for part in x.split(self.batch_size)]
+        return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.long, device=x.device)
+
+    def look(self, x: Tensor, points: Tensor, y: Tensor, eps: Tensor, domain: tuple[float, float] | None = None) -> Found:
+        """x and points (B, *shape), y (B,), eps (B,) in float64; points a little outside the ball are pulled into it."""
+        batches = [values.split(self.batch_size) for values in (x.double(), points, y, eps.double())]
+        parts = [confirmed(self._prover, *batch, domain) for batch in zip(*batches, strict=True)]
+        return Found(*(torch.cat(values) for values in zip(*parts, strict=True)))
+
+
+def confirmed(
+    prover: Prover, x: Tensor, points: Tensor, y: Tensor, eps: Tensor, domain: tuple[float, float] | None
+) -> Found:
+    """Which points, found in any precision, surely lose the label inside the ball; x and eps in float64."""
+    with exact_arithmetic():
+        points = _pulled(x, points.double(), eps, domain)
+        distance = (points - x).flatten(1).norm(dim=1)
+        inside = distance * (1 + SLACK) <= eps
+        if domain is not None:
+            inside &= ((points >= domain[0]) & (points <= domain[1])).flatten(1).all(1)
+    return Found(points, distance, inside & surely(points, y, *prover.clean_logits(points))[1])
+
+
+def surely(x: Tensor, y: Tensor, logits: Tensor, error: Tensor) -> tuple[Tensor, Tensor]:
+    """Where y is surely ahead of all other classes, and where surely not, each (B,) bool."""
+    finite = torch.isfinite(x.flatten(1)).all(1) & torch.isfinite(logits).all(1) & torch.isfinite(error).all(1)
+    label = torch.nn.functional.one_hot(y, logits.shape[1]).bool()
+    own, own_error = logits.gather(1, y[:, None]), error.gather(1, y[:, None])
+    ahead = (own - own_error > logits + error).masked_fill(label, True).all(1)
+    behind = (logits - error > own + own_error).masked_fill(label, False).any(1)
+    return ahead & finite, behind & finite
+
+
+def best_class(logits: Tensor, error: Tensor) -> Tensor:
+    """The class surely ahead of all others, (B,); -1 where there is none."""
+    best = logits.argmax(1)
+    others = torch.nn.functional.one_hot(best, logits.shape[1]).bool()
+    own = (logits - error).gather(1, best[:, None])
+    ahead = (own > logits + error).masked_fill(others, True).all(1)
+    return torch.where(ahead & torch.isfinite(logits).all(1), best, -1)
+
+
+def _pulled(x: Tensor, points: Tensor, eps: Tensor, domain: tuple[float, float] | None) -> Tensor:
+    delta = points - x
+    length = delta.flatten(1).norm(dim=1).clamp(min=torch.finfo(x.dtype).tiny)
+    share = (eps * (1 - 2 * SLACK) / length).clamp(max=1).reshape(-1, *[1] * (x.dim() - 1))
+    pulled = torch.where(share < 1, x + delta * share, points)
+    return pulled if domain is None else pulled.clamp(*domain)
