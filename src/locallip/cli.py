@@ -17,6 +17,7 @@ import torch
 import locallip
 from locallip import demo as demonstration
 from locallip import tables
+from locallip.auditing import BrokenCertificate, audit
 from locallip.data import DamagedData, MissingData
 from locallip.options import WrongOption, check, device_of, radius_of
 from locallip.proofs import WrongRows
@@ -172,12 +173,13 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "demo": demo,
     "certify": certify,
     "verify": verify,
+    "audit": audit,
     "recipes": recipes,
     "models": models,
     "table": table,
 }
 #: What `main` turns into a line on stderr and an exit code.
-FAILURES = (DamagedData, MissingData, WrongModel, WrongResult, WrongRows, RunFolderError, Diverged)
+FAILURES = (BrokenCertificate, DamagedData, MissingData, WrongModel, WrongResult, WrongRows, RunFolderError, Diverged)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
