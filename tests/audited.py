@@ -62,16 +62,15 @@ def everything(x: Tensor, y: Tensor, eps: Tensor) -> Certificate:
     return Certificate(*words, none, none, eps, Guarantee.DETERMINISTIC, 0.0, "none", y.tolist())
 
 
+@torch.no_grad()
 def linear_claims(count: int = 8, size: int = 20, classes: int = 4, excess: float = 0.0) -> tuple[nn.Module, Claims]:
     """A linear network in float64, and claims whose radii are the exact ones times 1 + excess."""
     generator = torch.Generator().manual_seed(3)
     model = nn.Sequential(nn.Linear(size, classes, dtype=torch.float64))
-    with torch.no_grad():
-        for value in model.parameters():
-            value.copy_(torch.randn(value.shape, generator=generator, dtype=torch.float64))
+    for value in model.parameters():
+        value.copy_(torch.randn(value.shape, generator=generator, dtype=torch.float64))
     x = torch.randn(count, size, generator=generator, dtype=torch.float64)
-    with torch.no_grad():
-        logits, weight = model(x), model[0].weight
+    logits, weight = model(x), model[0].weight
     y = logits.argmax(1)
     ahead = logits.gather(1, y[:, None]) - logits
     between = (weight[y][:, None] - weight[None]).norm(dim=2)

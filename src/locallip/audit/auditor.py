@@ -97,22 +97,16 @@ class Auditor:
             except ValueError:
                 tally.refused.append(variant.name)
                 continue
-            tally.tried += int(variant.surely_tied(few.y).sum())  # to ask for what must not be certified is an attempt
-            self._note_ties(f"{kind}: {variant.name}", variant, asked, tally)
-            if len(asked):
-                issued.append((variant, asked))
+            tally.tried += int(variant.has_no_hope(few.y).sum())  # to ask for what must not be certified is an attempt
+            hopeless = variant.has_no_hope(asked.y)
+            _note_hopeless(f"{kind}: {variant.name}", asked.take(hopeless.nonzero()[:, 0]), tally)
+            if not bool(hopeless.all()):
+                issued.append((variant, asked.take((~hopeless).nonzero()[:, 0])))
         for k, (variant, asked) in enumerate(issued):
             left = -(-(number - tally.tried) // (len(issued) - k))
             if left > 0:
                 self._attack_variant(f"{kind}: {variant.name}", variant, asked, left, tally)
         return tally
-
-    def _note_ties(self, kind: str, variant: Variant, claims: Claims, tally: Tally) -> None:
-        tied = variant.surely_tied(claims.y).nonzero()[:, 0].tolist()
-        tally.broken += len(tied)
-        for i in tied[:1]:
-            numbers = (int(claims.index[i]), int(claims.y[i]), float(claims.radius[i]))
-            tally.breaks.append(Break(kind, *numbers, claims.x[i].cpu(), claims.x[i].cpu()))
 
     def _attack_variant(self, kind: str, variant: Variant, claims: Claims, number: int, tally: Tally) -> None:
         judge = Judge(variant.model, claims.x.shape[1:], claims.x.device)
@@ -122,3 +116,11 @@ class Auditor:
             tally.within_rounding += found.within_rounding
             tally.closest, tally.breaks = min(tally.closest, found.closest), tally.breaks + found.breaks
         tally.certificates += len(claims)
+
+
+def _note_hopeless(kind: str, claims: Claims, tally: Tally) -> None:
+    """Certificates that should not have been issued, whatever any search finds."""
+    tally.broken += len(claims)
+    if len(claims):
+        numbers = (int(claims.index[0]), int(claims.y[0]), float(claims.radius[0]))
+        tally.breaks.append(Break(kind, *numbers, claims.x[0].cpu(), claims.x[0].cpu()))

@@ -20,17 +20,18 @@ _SCALES = (nn.ReLU, ReLUTheta, MaxMin, ClippedMaxMin, nn.Flatten, nn.Identity)
 class Variant:
     """A derived network in float64; its inputs are those of the given one times `unit`, a power of two.
 
-    `tied`: classes that share their logit with another one everywhere, so that no certificate of theirs can be right.
+    `hopeless`: classes of which no certificate can be right, as they share their logit with another one everywhere, or as
+    there are no numbers to compare.
     """
 
     name: str
     model: nn.Module
     unit: float = 1.0
-    tied: tuple[int, ...] = ()
+    hopeless: tuple[int, ...] = ()
 
-    def surely_tied(self, y: Tensor) -> Tensor:
+    def has_no_hope(self, y: Tensor) -> Tensor:
         """Where a label is not ahead of all others whatever the input, (B,) bool."""
-        return torch.isin(y, torch.tensor(self.tied, dtype=y.dtype, device=y.device))
+        return torch.isin(y, torch.tensor(self.hopeless, dtype=y.dtype, device=y.device))
 
 
 def scaled(model: nn.Module, seed: int) -> Iterator[Variant]:
@@ -53,16 +54,18 @@ def extreme(model: nn.Module) -> Iterator[Variant]:
     for factor in (1e-150, 1e150, 1e300):
         yield from _last(model, f"last layer x {factor:g}", partial(_multiply, factor=factor))
     yield from _last(model, "last layer denormal", partial(_multiply, factor=2.0**-1060))
-    yield from _last(model, "last layer infinite", partial(_multiply, factor=float("inf")))
+    yield from _last(model, "last layer infinite", partial(_multiply, factor=float("inf")), tuple(range(classes)))
 
 
-def _last(model: nn.Module, name: str, change: Callable[[nn.Linear], None], tied: tuple[int, ...] = ()) -> Iterator[Variant]:
+def _last(
+    model: nn.Module, name: str, change: Callable[[nn.Linear], None], hopeless: tuple[int, ...] = ()
+) -> Iterator[Variant]:
     other = _double(model)
     layers = [module for module in other.modules() if isinstance(module, nn.Linear)]
     if layers:
         with torch.no_grad():
             change(layers[-1])
-        yield Variant(name, other, tied=tied)
+        yield Variant(name, other, hopeless=hopeless)
 
 
 def _first(model: nn.Module, power: int) -> Iterator[Variant]:
