@@ -20,7 +20,7 @@ from locallip.data import ImageSet
 from locallip.files import write_atomically
 from locallip.network import UnsupportedLayer
 from locallip.norms import LayerTooLarge
-from locallip.options import check, device_of
+from locallip.options import WrongOption, check, device_of
 from locallip.provenance import environment, hardware
 from locallip.proving import _brought
 from locallip.zoo import WrongModel
@@ -97,6 +97,8 @@ def audit(
         report = auditor.run(claims)
     except (UnsupportedLayer, LayerTooLarge) as error:
         raise WrongModel(f"{model}: {error}") from None
+    except torch.OutOfMemoryError:
+        raise WrongOption(f"{place} has too little memory for --batch {auditor.batch}: try a quarter of it") from None
     settings = {
         "model": Path(model).name,
         "fingerprint": fingerprint(network),

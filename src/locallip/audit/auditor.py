@@ -24,6 +24,8 @@ SEARCHES: dict[str, Search] = {"attack": attack, "boundary": boundary, "rounding
 SHARES = {"attack": 0.35, "boundary": 0.1, "rounding": 0.25, "random": 0.2, "scaled weights": 0.06, "extreme weights": 0.04}
 #: Images that the certificates of a derived network are asked for.
 VARIANT_IMAGES = 16
+#: Seconds between two lines about how far a search is.
+PATIENCE = 10.0
 
 
 @dataclass
@@ -72,7 +74,7 @@ class Auditor:
         tally = Tally(certificates=len(claims))
         device, classes = claims.x.device, judge.network.output_shape[0]
         generator = torch.Generator(device).manual_seed(self.seed + 7_000_003)
-        begin = 0
+        begin, told = 0, time.perf_counter()
         while tally.tried < number and begin < 2 * number:  # points outside of their ball do not count
             number_now = min(self.batch, max(number - tally.tried, 1))
             path = torch.arange(begin, begin + number_now, device=device)
@@ -81,6 +83,9 @@ class Auditor:
             found = search(Goal(judge.network, part, rival, judge.dtype, generator, self.steps))
             tally.add(kind, found, judge(found.claims, found.points))
             begin += number_now
+            if time.perf_counter() - told > PATIENCE:
+                told = time.perf_counter()
+                self.say(f"{kind}: {tally.tried} of {number} attempts, {tally.broken} broken")
         return tally
 
     def _derived(self, kind: str, variants: list[Variant], claims: Claims, number: int) -> Tally:
@@ -104,8 +109,7 @@ class Auditor:
                 issued.append((variant, asked.take((~hopeless).nonzero()[:, 0])))
         for k, (variant, asked) in enumerate(issued):
             left = -(-(number - tally.tried) // (len(issued) - k))
-            if left > 0:
-                self._attack_variant(f"{kind}: {variant.name}", variant, asked, left, tally)
+            self._attack_variant(f"{kind}: {variant.name}", variant, asked, max(left, 2), tally)
         return tally
 
     def _attack_variant(self, kind: str, variant: Variant, claims: Claims, number: int, tally: Tally) -> None:
