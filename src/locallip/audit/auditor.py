@@ -48,7 +48,7 @@ class Auditor:
     def issue(self, x: Tensor, y: Tensor, eps: Tensor) -> Claims:
         """The certificates to be attacked, with the largest radius found for each image; x (N, *shape)."""
         index = torch.arange(len(x), device=x.device)
-        return largest_claims(self.issuer_of(self.model), x.double(), y, eps, index, self.probes)
+        return largest_claims(self.issuer_of(self.model), x.double(), y, eps, index, self.probes, self.say)
 
     def run(self, claims: Claims, kinds: Iterable[str] = tuple(SHARES)) -> Report:
         """All kinds of attempts on these certificates and, on their images, on those of derived networks."""

@@ -41,15 +41,24 @@ def claims_of(issue: Issuer, x: Tensor, y: Tensor, eps: Tensor, index: Tensor) -
     return Claims(x, y, eps, index).take(certified.nonzero()[:, 0])
 
 
-def largest_claims(issue: Issuer, x: Tensor, y: Tensor, eps: Tensor, index: Tensor, probes: int = 8) -> Claims:
+def largest_claims(
+    issue: Issuer,
+    x: Tensor,
+    y: Tensor,
+    eps: Tensor,
+    index: Tensor,
+    probes: int = 8,
+    say: Callable[[str], None] = lambda line: None,
+) -> Claims:
     """For each image the largest of `probes` radii that is certified, first eps, then up by half, down by half, and between.
 
     The radius counts as asked for, not as the certificate repeats it. Images without any certificate are left out.
     """
     low, high = torch.zeros_like(eps), torch.full_like(eps, float("inf"))
-    for _ in range(probes):
+    for probe in range(probes):
         trial = torch.where(low > 0, 1.5 * low, torch.where(high < float("inf"), high / 2, eps))
         trial = torch.where((low > 0) & (high < float("inf")), (low + high) / 2, trial)
         certified = issue(x, y, trial).certified.to(x.device)
         low, high = torch.where(certified, trial, low), torch.where(certified, high, trial)
+        say(f"radius {probe + 1} of {probes}: {int((low > 0).sum())} of {len(x)} images certified so far")
     return Claims(x, y, low, index).take((low > 0).nonzero()[:, 0])
