@@ -19,6 +19,7 @@ from locallip import demo as demonstration
 from locallip import tables
 from locallip.attacking import attack
 from locallip.attacks import MissingAttack
+from locallip.auditing import audit
 from locallip.breaking import BrokenCertificate
 from locallip.data import DamagedData, MissingData
 from locallip.options import WrongOption, check, device_of, radius_of
@@ -176,6 +177,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "certify": certify,
     "verify": verify,
     "attack": attack,
+    "audit": audit,
     "recipes": recipes,
     "models": models,
     "table": table,

@@ -43,8 +43,11 @@ class Judge:
 
     def look(self, x: Tensor, points: Tensor, y: Tensor, eps: Tensor, domain: tuple[float, float] | None = None) -> Found:
         """x and points (B, *shape), y (B,), eps (B,) in float64; points a little outside the ball are pulled into it."""
-        batches = [values.split(self.batch_size) for values in (x.double(), points, y, eps.double())]
-        parts = [confirmed(self._prover, *batch, domain) for batch in zip(*batches, strict=True)]
+        batches = (values.split(self.batch_size) for values in (x.double(), points, y, eps.double()))
+        parts = [
+            confirmed(self._prover, centers, found, labels, radii, domain)
+            for centers, found, labels, radii in zip(*batches, strict=True)
+        ]
         return Found(*(torch.cat(values) for values in zip(*parts, strict=True)))
 
 
