@@ -1,12 +1,11 @@
-"""What a certified radius costs, in runs of `certify` on the same images, beside the search by bisection that was there before.
+"""What a certified radius costs, in runs of `certify` on the same images, beside the search by bisection of before.
 
     python benchmarks/radius_cost.py [--data-root DIR] [--images 4] [--guarantee high_probability ...] [--out results]
 
-Per network: seconds of `certify` at the radius that the network was trained for, without its attack, of `certified_radius`, and
-of the search before it, `bisected` below, all on the same images with the same norms over all inputs, which are computed
-beforehand; how many proofs and other local bounds each of them took per image; and the radii. Seconds are those of the
-processor on a CPU, so that other work on the machine does not count. The MNIST network takes the embedded images; with
-`--data-root` one of CIFAR-10 follows.
+Per network: seconds of `certify` at the radius that the network was trained for, without its attack, of `certified_radius`,
+and of the search before it, `bisected` below, on the same images, the norms over all inputs being there already; how many
+proofs and other local bounds each took per image; and the radii. Seconds are those of the processor on a CPU, so that other
+work on the machine does not count. The MNIST network takes the embedded images; with `--data-root` one of CIFAR-10 follows.
 """
 
 from __future__ import annotations

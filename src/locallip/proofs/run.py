@@ -83,7 +83,7 @@ def _certify_images(
     known = _continued(job)
     seed = known.seed if known and job.seed is None else secrets.randbits(62) if job.seed is None else job.seed
     certifier = _certifier(job, model, images, seed)
-    finder = _finder(job, certifier, images) if job.radii else None
+    finder = _finder(job, certifier, images, seed) if job.radii else None
     settings = _settings(job, images, certifier, seed)
     rows = _begin(job, settings, known, images)
     say(f"bound over all inputs: {certifier.global_lipschitz:.4g}; {len(images) - len(rows)} images to go")
@@ -123,7 +123,7 @@ def _certifier(job: Job, model: nn.Module, images: ImageSet, seed: int) -> Certi
     )
 
 
-def _finder(job: Job, certifier: Certifier, images: ImageSet) -> RadiusFinder:
+def _finder(job: Job, certifier: Certifier, images: ImageSet, seed: int) -> RadiusFinder:
     """It has norms of its own where they may fail: those of the verdicts are allowed fewer proofs per image."""
     alone = job.guarantee is Guarantee.HIGH_PROBABILITY
     return RadiusFinder(
@@ -133,6 +133,7 @@ def _finder(job: Job, certifier: Certifier, images: ImageSet) -> RadiusFinder:
         failure_prob=job.share,
         batch_size=job.batch_size,
         power_steps=job.power_steps,
+        seed=chunk_seed(seed, 0, "norms over all inputs for radii"),
         device=job.device,
         prover=None if alone else certifier.prover,
     )
