@@ -250,7 +250,7 @@ def test_one_pass_over_the_radii_gives_the_curve():
 
 
 EPS = "0.15"
-COUNT = 16
+COUNT = 24
 
 
 @pytest.fixture(scope="module")
@@ -272,7 +272,7 @@ def model() -> nn.Module:
 
 
 def job(out: Path | None = None, **changes: object) -> Job:
-    base = Job("mine", EPS, limit=COUNT, batch_size=2, seed=3, out=out, radii=True)
+    base = Job("mine", EPS, limit=COUNT, batch_size=3, seed=3, out=out, radii=True)
     return dataclasses.replace(base, **changes)  # type: ignore[arg-type]
 
 
