@@ -47,7 +47,7 @@ def certified_radius(
     with its own proof under `guarantee`; the failure probability is split over all of them. Under "estimate" power iteration
     of `power_steps` steps takes the place of the proof, and nothing is proved. Radii are finite: where nothing takes the
     label away, they end at the diagonal of `input_domain`, or without one at some thousand times the radius that the bound
-    over all inputs gives. Costs two to four times as much as `certify`.
+    over all inputs gives. Costs one or two proofs per input and about as much again for the search.
     """
     check_batch_size(batch_size)
     x = as_batch(x, model, input_domain)
