@@ -59,7 +59,7 @@ def certify(
         out: Rows to write, one per image: a file that ends in .jsonl or .csv, with settings and summary in .json beside it.
         resume: Go on with the rows in --out.
         radius: Also look for the largest radius that can be certified for each image, and print certified accuracy over eps;
-            takes two to four times as long.
+            takes about five times as long.
         failure_prob: Chance that one image's certificate, or its radius, is wrong, under high_probability.
         attack_steps: Steps of the attack that spares images it breaks a proof; 0 for none.
         power_steps: Steps of power iteration, under estimate.
