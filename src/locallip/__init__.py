@@ -1,7 +1,15 @@
 """locallip: image classifiers whose robustness to l2-bounded perturbations is proved, and the proof for any network."""
 
 from locallip.activations import ClippedMaxMin, MaxMin, ReLUTheta
-from locallip.certify import Certificate, Verdict, certified_radius, certify, global_lipschitz, local_lipschitz
+from locallip.certify import (
+    Certificate,
+    Verdict,
+    certified_accuracy,
+    certified_radius,
+    certify,
+    global_lipschitz,
+    local_lipschitz,
+)
 from locallip.models import build_model
 from locallip.network import Network, Normalize, UnsupportedLayer, lower, register_layer
 from locallip.norms import Guarantee, LayerTooLarge
@@ -22,6 +30,7 @@ __all__ = [
     "Verdict",
     "__version__",
     "build_model",
+    "certified_accuracy",
     "certified_radius",
     "certify",
     "global_lipschitz",

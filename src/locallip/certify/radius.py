@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
+from locallip.certify.crossing import Crossing
 from locallip.certify.inputs import as_batch, as_labels, check_batch_size
-from locallip.certify.prover import LocalLayers, Prover, another_seed, number_of_classes
-from locallip.norms import Guarantee
+from locallip.certify.prover import LocalLayers, Prover, another_seed, fingerprint, number_of_classes
+from locallip.norms import Guarantee, LanczosNorm
 
-#: Shares of the suggested radius that are tried, in this order, until one is proved.
-_SHRINK = (0.998, 0.995, 0.991, 0.985, 0.977, 0.966, 0.95, 0.92, 0.87, 0.8, 0.65, 0.5)
-_DOUBLINGS, _HALVINGS = 12, 12
+#: Proofs per input at most, fixed beforehand, for the failure probability is split over them; and which share of the guessed
+#: radius each of them tries.
+_SHARES = (0.998, 0.997, 0.99, 0.97, 0.9, 0.6)
+PROOFS = len(_SHARES)
+#: A proof that leaves less than this share of the radius to gain is the last one.
+_WORTH = 0.004
+#: Failure probability, tolerance and steps of the guide's norms: so little is asked of them that they cost an eighth of
+#: those of a proof, and they are about as close (benchmarks/NOTES.md).
+_GUIDE_NORMS = 0.5, 0.01, 60
+#: Tolerances of the brackets, and probes at most: of the bound from unmasked norms, which needs no norms, and of the guide.
+_UNMASKED, _GUIDE = (2e-4, 60), (0.01, 16)
+#: Where no ball takes the label away, radii end at so many times the one that the global bound gives, or at LARGEST.
+_REACH, LARGEST = 4096.0, 1e30
 
 
 def certified_radius(
@@ -23,88 +37,171 @@ def certified_radius(
     failure_prob: float = 1e-9,
     input_domain: tuple[float, float] | None = None,
     batch_size: int = 64,
-    power_steps: int | None = None,
+    power_steps: int = 200,
     seed: int | None = None,
 ) -> Tensor:
     """A radius up to which the prediction of y is certified, (B,) float64; 0 where it is wrong at x, tied or not finite.
 
-    Every value returned was itself proved: power iteration only suggests radii, the largest first, and each suggestion
-    stands or falls with its own proof under `guarantee`; the failure probability is split over all of them. Under "estimate"
-    the suggestion itself is returned, and nothing is proved. Costs ten to fifty times as much as `certify`. `power_steps` is
-    100 for an estimate, as in `certify`, and 60 for suggestions, unless given.
+    Every value returned was itself proved: norms that may be wrong only suggest radii, and each suggestion stands or falls
+    with its own proof under `guarantee`; the failure probability is split over all of them. Under "estimate" an
+    estimate of `power_steps` steps takes the place of the proof, and nothing is proved. Radii are finite: where nothing takes the
+    label away, they end at the diagonal of `input_domain`, or without one at some thousand times the radius that the bound
+    over all inputs gives. Costs one or two proofs per input and about as much again for the search.
     """
-    if power_steps is None:
-        power_steps = 100 if Guarantee.parse(guarantee) is Guarantee.ESTIMATE else 60
     check_batch_size(batch_size)
     x = as_batch(x, model, input_domain)
-    prover = Prover(
+    finder = RadiusFinder(
         model,
         x.shape[1:],
-        guarantee,
+        guarantee=guarantee,
         failure_prob=failure_prob,
-        probes=len(_SHRINK),
+        input_domain=input_domain,
+        batch_size=batch_size,
         power_steps=power_steps,
         seed=seed,
         device=x.device,
     )
-    y = as_labels(y, len(x), number_of_classes(prover), x.device)
-    # The guide has random numbers of its own: the starts of a proof must not depend on how its radius was found.
-    guide = Prover(model, x.shape[1:], Guarantee.ESTIMATE, power_steps=power_steps, seed=another_seed(seed), device=x.device)
-    parts = [
-        _radii(prover, guide, x[i : i + batch_size], y[i : i + batch_size], input_domain)
-        for i in range(0, len(x), batch_size)
-    ]
-    return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64, device=x.device)
+    return finder(x, y)
 
 
-def _radii(prover: Prover, guide: Prover, x: Tensor, y: Tensor, domain: tuple[float, float] | None) -> Tensor:
-    sound = _search(prover, x, y, domain, local="none")  # certified by unmasked norms: no fresh norm per probe
-    suggested = _search(guide, x, y, domain, local="all", start=sound)
-    if prover.guarantee is Guarantee.ESTIMATE:
-        return torch.maximum(sound, suggested * _SHRINK[0])
-    radii = sound.clone()
-    for share in _SHRINK:
-        index = (suggested * share > radii).nonzero()[:, 0]
-        if not len(index):
-            break
-        trial = suggested[index] * share
-        proved = _holds(prover, x[index], y[index], trial, domain, local="all")
-        radii[index[proved]] = trial[proved]
-        suggested[index[proved]] = 0.0
-    return radii
+class RadiusFinder:
+    """`certified_radius` for many batches of one model, with the same arguments: what holds for all inputs is computed once.
+
+    `seed_again` begins a new stream of random numbers, so that a batch gives the same radii whatever came before it.
+    `prover` is one that is there already and need not be made again; for "high_probability" it must allow for PROOFS probes.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        input_shape: Sequence[int],
+        *,
+        guarantee: str | Guarantee = Guarantee.HIGH_PROBABILITY,
+        failure_prob: float = 1e-9,
+        input_domain: tuple[float, float] | None = None,
+        batch_size: int = 64,
+        power_steps: int = 200,
+        seed: int | None = None,
+        device: torch.device | None = None,
+        prover: Prover | None = None,
+    ):
+        check_batch_size(batch_size)
+        self.model, self.input_domain, self.batch_size = model, input_domain, batch_size
+        if prover is None:
+            prover = Prover(
+                model,
+                input_shape,
+                guarantee,
+                failure_prob=failure_prob,
+                probes=PROOFS,
+                power_steps=power_steps,
+                seed=seed,
+                device=device,
+            )
+        self.prover, self.guide = prover, _guide(prover, seed)
+        self.classes = number_of_classes(prover)
+        self.fingerprint = fingerprint(model)
+
+    def seed_again(self, seed: int) -> None:
+        """Random numbers from here on are those of `seed`; it must have been chosen without knowledge of the weights."""
+        self.prover.seed_again(seed)
+        self.guide = _guide(self.prover, seed)
+
+    def __call__(self, x: Tensor, y: Tensor, *, least: Tensor | None = None, below: Tensor | None = None) -> Tensor:
+        """Radii (B,), float64, for x (B, *shape) and y (B,).
+
+        `least` (B,) are radii that are proved already, 0 where none is: nothing smaller is returned. What is found here is
+        below `below` (B,).
+        """
+        x = as_batch(x, self.model, self.input_domain)
+        if fingerprint(self.model) != self.fingerprint:
+            raise RuntimeError("the model has changed since this RadiusFinder was made for it: make another one")
+        search = _Search(self, x, as_labels(y, len(x), self.classes, x.device))
+        zero, far = torch.zeros(len(x)).to(x), torch.full((len(x),), float("inf")).to(x)
+        return search.radii(zero if least is None else least.to(x), far if below is None else below.to(x))
 
 
-def _search(
-    prover: Prover,
-    x: Tensor,
-    y: Tensor,
-    domain: tuple[float, float] | None,
-    *,
-    local: LocalLayers,
-    start: Tensor | None = None,
-) -> Tensor:
-    """The largest radius this prover was seen to certify, by doubling and then halving the bracket, (B,)."""
-    none = torch.zeros(len(x), dtype=x.dtype, device=x.device)
-    logits, _ = prover.clean_logits(x)
-    low = none if start is None else start
-    scale = logits.abs().amax(1).clamp(min=1e-30) / prover.ceiling.total.clamp(min=1e-30)
-    high = torch.where(low > 0, 2 * low, scale)
-    for _ in range(_DOUBLINGS):
-        holds = _holds(prover, x, y, high, domain, local=local)
-        low = torch.where(holds, high, low)
-        high = torch.where(holds, 2 * high, high)
-        if not bool(holds.any()):
-            break
-    for _ in range(_HALVINGS):
-        middle = (low + high) / 2
-        holds = _holds(prover, x, y, middle, domain, local=local)
-        low, high = torch.where(holds, middle, low), torch.where(holds, high, middle)
-    return low
+def _guide(prover: Prover, seed: int | None) -> Prover:
+    """The same bounds with norms that prove nothing and cost little.
+
+    It has random numbers of its own: the starts of a proof must not depend on how its radius was found.
+    """
+    guide = copy.copy(prover)
+    guide.rule, guide.guarantee = LanczosNorm(*_GUIDE_NORMS, seed=another_seed(seed)), Guarantee.ESTIMATE
+    return guide
 
 
-def _holds(
-    prover: Prover, x: Tensor, y: Tensor, eps: Tensor, domain: tuple[float, float] | None, *, local: LocalLayers
-) -> Tensor:
-    margin = prover.margin(x, y, eps, local=local, domain=domain)
-    finite = torch.isfinite(x.flatten(1)).all(1) & torch.isfinite(eps) & torch.isfinite(margin.lipschitz)
-    return (margin.worst > 0) & finite
+class _Search:
+    """Radii of one set of inputs; each step sees those that may still gain by it, in full batches."""
+
+    def __init__(self, finder: RadiusFinder, x: Tensor, y: Tensor):
+        self.x, self.y = x, y
+        self.prover, self.guide = finder.prover, finder.guide
+        self.domain, self.batch_size = finder.input_domain, finder.batch_size
+        self.finite = torch.isfinite(x.flatten(1)).all(1)
+
+    def radii(self, least: Tensor, below: Tensor) -> Tensor:
+        everything = torch.arange(len(self.x), device=self.x.device)
+        lead = self._margins(self.prover, "none", everything, torch.zeros_like(least))
+        right = (lead > 0).nonzero()[:, 0]
+        first = (lead / self.prover.ceiling.total.to(lead)).nan_to_num(0.0).clamp(1 / LARGEST, LARGEST)
+        most = torch.minimum(self._reach(first), below.nextafter(torch.zeros_like(below)))
+        unmasked = self._unmasked(lead, first, most, right)
+        proved = torch.maximum(unmasked.low, least)
+        most = torch.minimum(self._reach(proved), below.nextafter(torch.zeros_like(below)))
+        return self._proved(lead, proved, most, self._guided(lead, proved, most, unmasked.power, right), right)
+
+    def _reach(self, radius: Tensor) -> Tensor:
+        """Beyond this no radius is looked for, (B,)."""
+        if self.domain is None:
+            return (radius * _REACH).clamp(max=LARGEST)
+        # No two points of the domain are further apart.
+        whole = (self.domain[1] - self.domain[0]) * self.x[0].numel() ** 0.5 if len(self.x) else 0.0
+        return torch.full_like(radius, min(whole, LARGEST))
+
+    def _unmasked(self, lead: Tensor, first: Tensor, most: Tensor, index: Tensor) -> Crossing:
+        """What norms over all inputs prove: no probe needs a norm, and `low` counts as proved."""
+        found = Crossing(lead, most)
+        found.search(lambda some, eps: self._margins(self.prover, "none", some, eps), index, first, *_UNMASKED)
+        return found
+
+    def _guided(self, lead: Tensor, proved: Tensor, most: Tensor, power: Tensor, index: Tensor) -> Crossing:
+        """Where the guide sees the end of the margin: a guess of where a proof may succeed.
+
+        The first probe asks whether there is anything to gain; where there is not, it is the last.
+        """
+        found = Crossing(lead, most, power)
+        gain = proved * (1 + _WORTH)
+        index = index[(gain < most)[index]]
+        probe = lambda some, eps: self._margins(self.guide, "all", some, eps)  # noqa: E731
+        found.search(probe, index, gain, *_GUIDE, enough=gain)
+        return found
+
+    def _proved(self, lead: Tensor, proved: Tensor, most: Tensor, guided: Crossing, index: Tensor) -> Tensor:
+        """Prove the guess, or what the margin of the last proof leaves of it."""
+        found, guess = Crossing(lead, most, guided.power), guided.root()
+        radii = proved.clone()
+        for share in _SHARES:
+            trial = torch.minimum(guess * share, most)
+            trial = torch.minimum(trial, found.high * share)
+            index = index[(trial > radii * (1 + _WORTH / 2))[index]]
+            if not len(index):
+                break
+            margin = self._margins(self.prover, "all", index, trial[index])
+            found.tell(index, trial[index], margin)
+            holds = index[margin > 0]
+            radii[holds] = trial[holds]
+            guess = found.root()
+            # A success is repeated further out only where that promises more than it costs.
+            done = (found.low > 0) & (guess * _SHARES[0] <= found.low * (1 + _WORTH))
+            index = index[~done[index]]
+        return radii
+
+    def _margins(self, prover: Prover, local: LocalLayers, index: Tensor, eps: Tensor) -> Tensor:
+        """The label's lead on each ball, (K,); NaN where anything behind it is not finite."""
+        parts = [torch.zeros(0).to(eps)]
+        for some, radius in zip(index.split(self.batch_size), eps.split(self.batch_size), strict=True):
+            found = prover.margin(self.x[some], self.y[some], radius, local=local, domain=self.domain)
+            sound = self.finite[some] & torch.isfinite(radius) & torch.isfinite(found.lipschitz)
+            parts.append(torch.where(sound, found.worst, float("nan")))
+        return torch.cat(parts)

@@ -46,6 +46,19 @@ def _faults(row: Row, settings: Settings, label: int) -> Iterator[str]:
         yield f"it is CERTIFIED with a margin of {row.margin} and {bounds}"
     if row.verdict not in _fitting(row):
         yield f"it is {row.verdict} with prediction {row.prediction} and label {row.label}"
+    if (row.radius is not None) != settings.radii:
+        yield f"its radius is {row.radius}, and the run was {'with' if settings.radii else 'without'} radii"
+    elif row.radius is not None and not _right_radius(row, row.radius):
+        yield f"it is {row.verdict} by {row.decided_by!r} at eps {row.eps} with a certified radius of {row.radius}"
+
+
+def _right_radius(row: Row, radius: float) -> bool:
+    """At least eps where that is certified, below it elsewhere, and 0 where the image itself is not surely right."""
+    if row.verdict == Verdict.CERTIFIED:
+        return radius >= row.eps
+    if row.decided_by == "clean logits":
+        return radius == 0
+    return 0 <= radius < row.eps
 
 
 def _fitting(row: Row) -> tuple[str, ...]:

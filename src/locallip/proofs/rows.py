@@ -28,7 +28,8 @@ class Row:
     """What became of one image.
 
     `decided_by` is the check that gave the verdict, `margin` the proved lead of the label and `lipschitz` the local bound
-    behind it, None where that check computed none. `seconds` is the mean over the chunk that the image was in.
+    behind it, None where that check computed none. `seconds` is the mean over the chunk that the image was in. `radius` is
+    certified too, and None where radii were not asked for; rows from before there were any lack it.
     """
 
     index: int
@@ -43,9 +44,12 @@ class Row:
     lipschitz: float | None
     global_lipschitz: float | None
     seconds: float
+    radius: float | None = None
 
 
 FIELDS = tuple(field.name for field in dataclasses.fields(Row))
+#: Those of rows from before there were radii.
+_OLD_FIELDS = FIELDS[:-1]
 
 
 def append_rows(path: Path, rows: Iterable[Row]) -> None:
@@ -89,7 +93,7 @@ def read_rows(path: Path, *, whole: bool = True) -> list[Row]:
     if cut_off and whole:
         raise WrongRows(f"{path} ends in the middle of line {len(lines) + 1}")
     if path.suffix == ".csv" and lines:
-        if lines[0] != ",".join(FIELDS):
+        if lines[0] not in (",".join(FIELDS), ",".join(_OLD_FIELDS)):
             raise WrongRows(f"{path} begins with {lines[0][:80]!r}, not with the names of the columns")
         try:
             values = list(csv.DictReader(lines))
@@ -117,13 +121,13 @@ _KINDS: dict[str, type] = {
     "decided_by": str,
     "guarantee": str,
 }
-_MAY_LACK = ("prediction", "margin", "lipschitz", "global_lipschitz")
+_MAY_LACK = ("prediction", "margin", "lipschitz", "global_lipschitz", "radius")
 
 
 def _row(values: Mapping[str, Any], where: str, text: bool = False) -> Row:
-    if set(values) != set(FIELDS):
+    if set(values) not in (set(FIELDS), set(_OLD_FIELDS)):
         raise WrongRows(f"{where} has the fields {', '.join(map(str, values))}; expected {', '.join(FIELDS)}")
-    row = Row(**{name: _value(name, values[name], where, text) for name in FIELDS})
+    row = Row(**{name: _value(name, values.get(name), where, text) for name in FIELDS})
     if row.verdict not in list(Verdict):
         raise WrongRows(f"{where}: unknown verdict {row.verdict!r}")
     return row

@@ -8,12 +8,12 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from locallip.certify import Certificate, Certifier, Verdict
+from locallip.certify import Certificate, Certifier, RadiusFinder, Verdict
 from locallip.certify.inputs import as_eps
 from locallip.data import ImageSet
 from locallip.files import InUse, locked
@@ -27,10 +27,15 @@ from locallip.provenance import environment, hardware
 #: Images per chunk, in batches: the cascade packs what is undecided of a chunk into full batches.
 BATCHES_PER_CHUNK = 4
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True)
 class Job:
-    """What is to be certified, and how; `seed=None` draws one from the operating system and notes it."""
+    """What is to be certified, and how; `seed=None` draws one from the operating system and notes it.
+
+    `radii` asks for a certified radius per image as well. The failure probability is then shared by verdict and radius.
+    """
 
     model_name: str
     eps: str
@@ -44,6 +49,12 @@ class Job:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     out: Path | None = None
     resume: bool = False
+    radii: bool = False
+
+    @property
+    def share(self) -> float:
+        """The failure probability of a verdict alone, and of a radius alone."""
+        return self.failure_prob / 2 if self.radii else self.failure_prob
 
 
 def certify_images(
@@ -72,6 +83,7 @@ def _certify_images(
     known = _continued(job)
     seed = known.seed if known and job.seed is None else secrets.randbits(62) if job.seed is None else job.seed
     certifier = _certifier(job, model, images, seed)
+    finder = _finder(job, certifier, images, seed) if job.radii else None
     settings = _settings(job, images, certifier, seed)
     rows = _begin(job, settings, known, images)
     say(f"bound over all inputs: {certifier.global_lipschitz:.4g}; {len(images) - len(rows)} images to go")
@@ -79,7 +91,7 @@ def _certify_images(
     for chunk in _chunks(job, len(images)):
         if chunk.start < len(rows):
             continue
-        new = _certify_chunk(job, certifier, images, chunk, seed)
+        new = _certify_chunk(job, certifier, finder, images, chunk, seed)
         rows += new
         if job.out is not None:
             append_rows(job.out, new)
@@ -102,12 +114,28 @@ def _certifier(job: Job, model: nn.Module, images: ImageSet, seed: int) -> Certi
         model,
         images.shape,
         guarantee=job.guarantee,
-        failure_prob=job.failure_prob,
+        failure_prob=job.share,
         attack_steps=job.attack_steps,
         batch_size=job.batch_size,
         power_steps=job.power_steps,
         seed=seed,
         device=job.device,
+    )
+
+
+def _finder(job: Job, certifier: Certifier, images: ImageSet, seed: int) -> RadiusFinder:
+    """It has norms of its own where they may fail: those of the verdicts are allowed fewer proofs per image."""
+    alone = job.guarantee is Guarantee.HIGH_PROBABILITY
+    return RadiusFinder(
+        certifier.model,
+        images.shape,
+        guarantee=job.guarantee,
+        failure_prob=job.share,
+        batch_size=job.batch_size,
+        power_steps=job.power_steps,
+        seed=chunk_seed(seed, 0, "norms over all inputs for radii"),
+        device=job.device,
+        prover=None if alone else certifier.prover,
     )
 
 
@@ -128,6 +156,7 @@ def _settings(job: Job, images: ImageSet, certifier: Certifier, seed: int) -> Se
         seed=seed,
         hardware=hardware(job.device),
         environment=environment(),
+        radii=job.radii,
     )
 
 
@@ -174,12 +203,15 @@ def _chunks(job: Job, count: int) -> Iterator[slice]:
     return (slice(begin, min(begin + size, count)) for begin in range(0, count, size))
 
 
-def _certify_chunk(job: Job, certifier: Certifier, images: ImageSet, chunk: slice, seed: int) -> list[Row]:
+def _certify_chunk(
+    job: Job, certifier: Certifier, finder: RadiusFinder | None, images: ImageSet, chunk: slice, seed: int
+) -> list[Row]:
     begin = time.perf_counter()
-    x = images.images[chunk].to(job.device).float() / 255
-    certificate = _in_memory(certifier, x, images.labels[chunk], job.eps, chunk_seed(seed, chunk.start))
-    seconds = (time.perf_counter() - begin) / len(x)
+    x, y = images.images[chunk].to(job.device).float() / 255, images.labels[chunk]
+    certificate = _in_memory(certifier, chunk_seed(seed, chunk.start), lambda: certifier(x, y, job.eps))
     eps = float(as_eps(job.eps, 1, torch.device("cpu")))
+    radii = [None] * len(x) if finder is None else _radii(finder, certificate, x, y, chunk_seed(seed, chunk.start, "radii"))
+    seconds = (time.perf_counter() - begin) / len(x)
     bound = _finite(certifier.global_lipschitz)
     return [
         Row(
@@ -189,38 +221,59 @@ def _certify_chunk(job: Job, certifier: Certifier, images: ImageSet, chunk: slic
             str(certificate.verdicts[i]),
             certificate.decided_by[i],
             certificate.guarantee.value,
-            certificate.failure_prob,
+            job.failure_prob if certificate.guarantee is Guarantee.HIGH_PROBABILITY else 0.0,
             eps,
             _finite(float(certificate.margin[i])),
             _finite(float(certificate.lipschitz[i])),
             bound,
             round(seconds, 6),
+            radii[i],
         )
         for i in range(len(x))
     ]
 
 
-def chunk_seed(seed: int, first: int) -> int:
-    """The random numbers of a chunk depend on the run's seed and its first image, not on what was certified before."""
-    digest = hashlib.sha256(f"{seed} {first}".encode()).digest()
+def _radii(finder: RadiusFinder, certificate: Certificate, x: Tensor, y: Tensor, seed: int) -> list[float | None]:
+    """Certified radii that agree with the verdicts: at least eps where that is certified, and below it elsewhere.
+
+    So an UNKNOWN image stays UNKNOWN, though other random numbers might just prove it: asking for radii changes no verdict.
+    """
+    radii = torch.zeros(len(x), dtype=torch.float64)
+    # Images that are not surely right themselves have no radius.
+    index = torch.tensor([i for i, check in enumerate(certificate.decided_by) if check != "clean logits"], dtype=torch.long)
+    if len(index):
+        certified, eps = certificate.certified[index], certificate.eps[index]
+        least, below = torch.where(certified, eps, 0.0), torch.where(certified, float("inf"), eps)
+        some, labels = x[index.to(x.device)], y[index]
+        radii[index] = _in_memory(finder, seed, lambda: finder(some, labels, least=least, below=below)).cpu()
+    return list(radii.tolist())
+
+
+def chunk_seed(seed: int, first: int, what: str = "") -> int:
+    """The random numbers of a chunk depend on the run's seed and its first image, not on what was certified before.
+
+    Verdicts and radii have different ones: a verdict says where its image's radius is looked for, and the starts of a proof
+    must not depend on that.
+    """
+    digest = hashlib.sha256(f"{seed} {first} {what}".strip().encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
 
 
-def _in_memory(certifier: Certifier, x: Tensor, y: Tensor, eps: str, seed: int) -> Certificate:
+def _in_memory(worker: Certifier | RadiusFinder, seed: int, work: Callable[[], T]) -> T:
     """Smaller batches, where the device has no room for those asked for."""
-    whole = certifier.batch_size
+    whole = worker.batch_size
     try:
         while True:
-            certifier.seed_again(seed)
+            worker.seed_again(seed)
             try:
-                return certifier(x, y, eps)
+                return work()
             except torch.OutOfMemoryError:
-                if certifier.batch_size == 1:
+                if worker.batch_size == 1:
                     raise
             torch.cuda.empty_cache()
-            certifier.batch_size = max(1, certifier.batch_size // 2)
+            worker.batch_size = max(1, worker.batch_size // 2)
     finally:
-        certifier.batch_size = whole
+        worker.batch_size = whole
 
 
 def _finite(value: float) -> float | None:

@@ -23,7 +23,8 @@ class Settings:
     """Enough for a third party to repeat it.
 
     `images` is how many of the split's first images are meant, `data_sha256` the checksum of their pixels and labels,
-    `failure_prob` that of one image, 0 for guarantees that know none. The last two fields may differ where a run goes on.
+    `failure_prob` that of one image, 0 for guarantees that know none. `radii` says whether rows have certified radii.
+    `hardware` and `environment` may differ where a run goes on.
     """
 
     model: str
@@ -41,6 +42,7 @@ class Settings:
     seed: int
     hardware: str
     environment: dict[str, Any]
+    radii: bool = False
 
     @property
     def radius(self) -> float:
@@ -81,7 +83,10 @@ _CHECKS: dict[str, Callable[[Any], bool]] = {
     "seed": _whole(0, 2**62 - 1),
     "hardware": _text,
     "environment": lambda value: isinstance(value, dict),
+    "radii": lambda value: isinstance(value, bool),
 }
+#: What settings from before there were radii mean.
+_OLD = {"radii": False}
 
 
 def about_file(path: Path) -> Path:
@@ -116,6 +121,7 @@ def read_about(path: Path) -> tuple[Settings, dict[str, Any] | None]:
 
 
 def _checked(values: Mapping[str, Any], where: Path) -> Settings:
+    values = {**_OLD, **values}
     for name, holds in _CHECKS.items():
         if name not in values:
             raise WrongRows(f"{where}: the setting {name} is missing")

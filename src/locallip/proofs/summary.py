@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from locallip.certify import Verdict
+import torch
+
+from locallip.certify import Verdict, certified_accuracy
 from locallip.norms import Guarantee
 from locallip.proofs.rows import Row
 
@@ -21,7 +24,7 @@ def summarize(rows: Sequence[Row]) -> dict[str, Any]:
     verdicts = Counter(row.verdict for row in rows)
     certified = verdicts[Verdict.CERTIFIED]
     low, high = wilson(certified, count)
-    return {
+    summary = {
         "images": count,
         "correct": _share(sum(row.prediction == row.label for row in rows), count),
         "certified": _share(certified, count),
@@ -30,6 +33,22 @@ def summarize(rows: Sequence[Row]) -> dict[str, Any]:
         "decided_by": dict(Counter(row.decided_by for row in rows).most_common()),
         "failure_prob_of_all": min(1.0, sum(row.failure_prob for row in rows)),
         "seconds": round(sum(row.seconds for row in rows), 3),
+    }
+    radii = [row.radius for row in rows if row.radius is not None]
+    return {**summary, **_radii(radii, rows[0].eps)} if radii and len(radii) == count else summary
+
+
+def _radii(radii: list[float], eps: float) -> dict[str, Any]:
+    """Median and mean of the certified radii, and the certified share in per cent from eps 0 to twice that of the run.
+
+    At the run's own eps it is the share of the verdict CERTIFIED, whose rows are those with a radius of at least eps.
+    """
+    at = [eps * (tenth / 10) for tenth in range(21)]
+    shares = certified_accuracy(torch.tensor(radii, dtype=torch.float64), at)
+    return {
+        "radius_median": statistics.median(radii),
+        "radius_mean": math.fsum(radii) / len(radii),
+        "curve": {"eps": at, "certified": [_share(round(share * len(radii)), len(radii)) for share in shares.tolist()]},
     }
 
 
@@ -54,7 +73,18 @@ def describe(summary: dict[str, Any], guarantee: Guarantee) -> str:
     return (
         f"decided by\n{shares}\n"
         f"correct {summary['correct']:.2f} %, {word} {summary['certified']:.2f} % of {summary['images']} images "
-        f"(95 % interval of the share {low:.2f} to {high:.2f}), guarantee {guarantee.value}{rest}"
+        f"(95 % interval of the share {low:.2f} to {high:.2f}), guarantee {guarantee.value}{rest}{_curve(summary, word)}"
+    )
+
+
+def _curve(summary: dict[str, Any], word: str) -> str:
+    """Every fourth point of the curve, that at the run's own eps among them; nothing without radii."""
+    if "curve" not in summary:
+        return ""
+    points = list(zip(summary["curve"]["eps"], summary["curve"]["certified"], strict=True))
+    chosen = "".join(f"\n  {share:6.2f} %  at eps {eps:.4g}" for eps, share in points[2::4])
+    return (
+        f"\nradius: median {summary['radius_median']:.4g}, mean {summary['radius_mean']:.4g}; {word} at other radii{chosen}"
     )
 
 
