@@ -80,6 +80,10 @@ class Clip(Unitwise):
     def __init__(self, low: float, high: Callable[[torch.dtype], Tensor | float]):
         self.low, self._high = low, high
 
+    def thresholds(self, dtype: torch.dtype) -> tuple[float, Tensor | float]:
+        """low and high."""
+        return self.low, self._high(dtype)
+
     def _clip(self, *values: Tensor) -> tuple[Tensor, ...]:
         high = self._high(values[0].dtype)
         high = high if isinstance(high, Tensor) else values[0].new_full((), high)

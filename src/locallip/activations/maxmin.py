@@ -54,7 +54,8 @@ class SortPairs(Activation):
     def __init__(self, module: MaxMin | ClippedMaxMin):
         self.module = module
 
-    def _thresholds(self, dtype: torch.dtype) -> tuple[Tensor | float, Tensor | float]:
+    def thresholds(self, dtype: torch.dtype) -> tuple[Tensor | float, Tensor | float]:
+        """a and b: the upper one of the maximum and the lower one of the minimum."""
         if isinstance(self.module, ClippedMaxMin):
             return self.module.upper.to(dtype), self.module.lower.to(dtype)
         return float("inf"), -float("inf")
@@ -66,7 +67,7 @@ class SortPairs(Activation):
 
     def __call__(self, z: Tensor) -> Tensor:
         first, second = _halves(z)
-        upper, lower = self._thresholds(z.dtype)
+        upper, lower = self.thresholds(z.dtype)
         top = torch.maximum(first, second).clamp(max=upper)
         bottom = torch.minimum(first, second).clamp(min=lower)
         return torch.cat([top, bottom], dim=1)
@@ -82,7 +83,7 @@ class SortPairs(Activation):
     def varying(self, box: Box) -> Varying:
         """A column goes when its output is constant; the two rows of a pair only when both outputs are."""
         lowest_max, highest_min = self._ends(box)
-        upper, lower = self._thresholds(box.lower.dtype)
+        upper, lower = self.thresholds(box.lower.dtype)
         # An end that overflowed to infinity proves nothing.
         top = ~((lowest_max >= upper) & (lowest_max < float("inf")))
         bottom = ~((highest_min <= lower) & (highest_min > -float("inf")))
@@ -94,5 +95,5 @@ class SortPairs(Activation):
         lowest_max, highest_min = self._ends(box)
         if not isinstance(self.module, ClippedMaxMin):
             return Hinge(torch.zeros_like(lowest_max), torch.zeros_like(lowest_max))
-        upper, lower = self._thresholds(box.lower.dtype)
+        upper, lower = self.thresholds(box.lower.dtype)
         return Hinge((highest_min - lower).clamp(min=0), (upper - lowest_max).clamp(min=0))

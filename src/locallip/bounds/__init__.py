@@ -1,7 +1,7 @@
 """Propagation of ball and box, and the worst logits behind them."""
 
 from locallip.bounds.deployed import deployed_error
-from locallip.bounds.margin import MarginForm, WorstLogits, support, worst_logits
+from locallip.bounds.margin import MarginForm, WorstLogits, worst_logits
 from locallip.bounds.propagate import (
     BoxRadii,
     CeilingNorm,
@@ -14,6 +14,7 @@ from locallip.bounds.propagate import (
     norm_keys,
     propagate,
 )
+from locallip.bounds.support import support
 
 __all__ = [
     "BoxRadii",

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from locallip.activations import Box, Varying
+from locallip.bounds.bends import Before
 from locallip.network import Network, Stage
 from locallip.norms import Guarantee, NormKey, NormRule
 from locallip.ops import LinearOp, Masked, total
@@ -47,7 +48,10 @@ class Region:
 
 @dataclass(frozen=True)
 class Trace:
-    """Everything that `propagate` learned: a region per source, a box and masks per activation, a norm per term."""
+    """Everything that `propagate` learned: a region per source, a box and masks per activation, a norm per term.
+
+    `before` has what was known before each activation, with outward rounding only.
+    """
 
     regions: tuple[Region, ...]
     boxes: tuple[Box, ...]
@@ -56,6 +60,7 @@ class Trace:
     logits: Tensor
     logits_error: Tensor | None
     lipschitz: Tensor
+    before: tuple[Before, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -169,6 +174,7 @@ def propagate(
     regions = [_input_region(x, eps, input_domain, outward)]
     boxes: list[Box] = []
     masks: list[Varying] = []
+    befores: list[Before] = []
     norms: dict[NormKey, Tensor] = {}
     balls = _Balls(eps, box_radii, ceiling, outward, intervals)
     for index, stage in enumerate(network.stages):
@@ -181,9 +187,12 @@ def propagate(
         radius = _weighted_sum([(norms[key], regions[source].radius) for source, key in keys.items()], outward)
         lipschitz = _weighted_sum([(norms[key], regions[source].lipschitz) for source, key in keys.items()], outward)
         if stage.activation is None:
-            return Trace(tuple(regions), tuple(boxes), tuple(masks), norms, center, error, lipschitz.expand(len(x)))
+            total_slope = lipschitz.expand(len(x))
+            return Trace(tuple(regions), tuple(boxes), tuple(masks), norms, center, error, total_slope, tuple(befores))
         boxes.append(box)
         masks.append(varying)
+        if error is not None:
+            befores.append(Before(center, error, box, varying, radius.expand(len(x))))
         center, error, image = _activate(stage, center, error, box)
         regions.append(Region(center, error, image, radius, lipschitz, varying.outputs))
     raise AssertionError("the last stage has no activation")

@@ -1,0 +1,229 @@
+"""The difference of two logits pulled back through the network, with slopes that are looked for and may be any.
+
+(w_i - w_y) . (z(x') - z(x)) is bounded over the last box and ball in margin.py. Here an activation is replaced by slopes
+alpha and a remainder (bends.py): g . (z' - z) = (alpha g) . (y' - y) + g . r. The remainder is bounded over its own box and
+ball, and the first part goes on as (W^T alpha g) . (z' - z) to the sources of the stage, up to the input. Every alpha gives
+a bound, so it is sought by descent in float32; what counts is one evaluation in float64 with outward rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from locallip.bounds.bends import Bend, bends
+from locallip.bounds.propagate import Region, Trace
+from locallip.bounds.support import scaled_box, support
+from locallip.network import Network
+from locallip.ops import LinearOp
+from locallip.rounding import gamma, up
+
+#: First slopes as a share of the middle ones, and the length of steps, which shrinks to a tenth.
+START, RATE = 0.5, 0.08
+#: Steps of the multiplier inside the search, and where it counts.
+ROUGH, FINE = 3, 12
+#: Numbers in one tensor of the search; what is looked at together is limited by it.
+TOGETHER = {"cpu": 2**23, "cuda": 2**26}
+#: Products that underflow lose less than this times the widths they meet, whatever their number.
+DUST = 1e-290
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """A stage with an activation, ready to be passed from behind: width (B, *shape) bounds |y' - c|, `error` is c's own."""
+
+    bends: list[Bend]
+    terms: Mapping[int, LinearOp]
+    width: Tensor
+    error: Tensor
+    spread: dict[int, Tensor]
+
+
+class Pullback:
+    """Upper bounds of (w_i - w_y) . (z' - z) for chosen samples and classes; made for a trace with outward rounding."""
+
+    def __init__(self, network: Network, trace: Trace, depth: int | None = None):
+        self.regions, self.last = trace.regions, network.stages[-1]
+        self.widths = [_width(region) for region in trace.regions]
+        self.stages: dict[int, _Stage] = {}
+        self.spread = self._spread(self.last.terms)
+        reached = set(self.last.terms)
+        for k in range(len(trace.before), 0, -1):
+            stage, before, near = network.stages[k - 1], trace.before[k - 1], depth is None or len(trace.before) - k < depth
+            if k not in reached or not near or stage.activation is None:
+                continue
+            found = bends(stage.activation, before)
+            if found is not None:
+                width = up(torch.maximum(before.box.upper - before.center, before.center - before.box.lower).clamp(min=0))
+                self.stages[k] = _Stage(found, stage.terms, width, before.error, self._spread(stage.terms))
+                reached.update(stage.terms)
+
+    def _spread(self, terms: Mapping[int, LinearOp]) -> dict[int, Tensor]:
+        """|W| |z' - c| or larger, by source."""
+        return {source: up(op.apply_abs(self.widths[source]), op.fan_in + 8) for source, op in terms.items()}
+
+    @property
+    def units(self) -> int:
+        """Numbers per sample and class."""
+        return sum(bend.low.shape[1] for stage in self.stages.values() for bend in stage.bends) + self.widths[0][0].numel()
+
+    def __call__(self, samples: Tensor, classes: Tensor, labels: Tensor, steps: int) -> Tensor:
+        """max (w_i - w_y) . (z(x') - c) or larger for pairs of sample and class, all (n,); c is the last center."""
+        if not self.stages:
+            return torch.full(samples.shape, float("inf"), dtype=self.widths[0].dtype, device=samples.device)
+        size = max(1, TOGETHER[samples.device.type if samples.device.type in TOGETHER else "cpu"] // self.units)
+        parts = zip(samples.split(size), classes.split(size), labels.split(size), strict=True)
+        return torch.cat([self._bound(*part, steps) for part in parts])
+
+    def _bound(self, samples: Tensor, classes: Tensor, labels: Tensor, steps: int) -> Tensor:
+        wide = self.widths[0].dtype
+        search = _Pass(self, samples, classes, labels, torch.float32, outward=False)
+        slopes = _descend(search, steps)
+        del search
+        return _Pass(self, samples, classes, labels, wide, outward=True).value([alpha.to(wide) for alpha in slopes])
+
+
+class _Pass:
+    """The way back for some pairs of sample and class, in one dtype."""
+
+    def __init__(self, of: Pullback, samples: Tensor, classes: Tensor, labels: Tensor, dtype: torch.dtype, outward: bool):
+        self.of, self.samples, self.dtype, self.outward = of, samples, dtype, outward
+        self.steps = FINE if outward else ROUGH
+        self.bends = {k: [bend.at(samples, dtype) for bend in stage.bends] for k, stage in of.stages.items()}
+        self.start, self.lost = {}, torch.zeros(len(samples), dtype=dtype, device=samples.device)
+        for source, op in of.last.terms.items():
+            count = op.out_shape.numel()
+            rows = op.adjoint(torch.eye(count, dtype=dtype, device=samples.device).reshape(count, *op.out_shape)).flatten(1)
+            self.start[source] = rows[classes] - rows[labels]
+            if outward:
+                both = of.spread[source].flatten(1)[samples]
+                share = both.gather(1, classes[:, None]) + both.gather(1, labels[:, None])
+                self.lost = self.lost + gamma(op.roundings + 8, dtype) * share[:, 0]
+        ends = [k for k in range(len(of.regions)) if k not in of.stages]
+        self.ends = {k: self._end(of.regions[k]) for k in ends}
+
+    def _end(self, region: Region) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        lower, upper = (v[self.samples].to(self.dtype) for v in scaled_box(region, True))
+        radius = region.radius.expand(len(region.center))[self.samples].to(self.dtype)
+        outputs = None if region.outputs is None else region.outputs.flatten(1)[self.samples].to(self.dtype)
+        return lower[:, None], upper[:, None], radius[:, None], outputs
+
+    def first_slopes(self) -> list[Tensor]:
+        """Between 0 and the middle of what psi shows, one tensor per bend in the order of `value`."""
+        found = [bend for k in sorted(self.bends, reverse=True) for bend in self.bends[k]]
+        return [torch.where(b.low == b.high, b.low, START * b.middle) for b in found]
+
+    def kept(self, slopes: Sequence[Tensor]) -> list[Tensor]:
+        """The slopes moved to where psi's own can lie."""
+        found = [bend for k in sorted(self.bends, reverse=True) for bend in self.bends[k]]
+        return [torch.minimum(torch.maximum(a, b.low), b.high) for a, b in zip(slopes, found, strict=True)]
+
+    def value(self, slopes: Sequence[Tensor]) -> Tensor:
+        """The bound for these slopes, (n,)."""
+        pending, left = dict(self.start), list(self.kept(slopes) if self.outward else slopes)
+        total = self.lost
+        for k in range(len(self.of.regions) - 1, -1, -1):
+            if k not in pending:
+                continue
+            g = pending.pop(k)
+            if self.outward:  # g itself was rounded
+                total = total + _sum((gamma(8, self.dtype) * g.abs() + DUST) * self.of.widths[k].flatten(1)[self.samples])
+            if k in self.ends:
+                total = total + self._over(g, k)
+                continue
+            for bend in self.bends[k]:
+                g, cost = self._bend(g, bend, left.pop(0))
+                total = total + cost
+            stage = self.of.stages[k]
+            if self.outward:
+                total = total + self._rounding(g, stage)
+            for source, op in stage.terms.items():
+                back = _Adjoint.apply(g, op)
+                pending[source] = pending[source] + back if source in pending else back
+        return up(total, 64 + 8 * len(self.of.regions)) if self.outward else total
+
+    def _bend(self, g: Tensor, bend: Bend, alpha: Tensor) -> tuple[Tensor, Tensor]:
+        """alpha g, and the bound of g . r."""
+        if bend.paired:
+            first, second = g.chunk(2, dim=1)
+            g = torch.cat([first + second, first - second], dim=1) / 2
+        size, least, most = bend.remainder(alpha, self.outward)
+        slack = gamma(g.shape[1] + 16, self.dtype) if self.outward else 0.0
+        cost = support((g * size)[:, None], least[:, None], most[:, None], bend.radius[:, None], self.steps, slack)[:, 0]
+        h = g * alpha
+        if self.outward:
+            # The rounding of g and of alpha g, and of the point c that runs and rises start from.
+            reach = (1 + alpha.abs()) * (gamma(8, self.dtype) * bend.width + bend.off)
+            cost = cost + _sum((g.abs() + DUST) * reach) + DUST * _sum(bend.width + most - least)
+        if bend.paired:
+            first, second = h.chunk(2, dim=1)
+            h = torch.cat([first + second, first - second], dim=1)
+        return h, cost
+
+    def _rounding(self, g: Tensor, stage: _Stage) -> Tensor:
+        """What g . (y' - c) = sum (W^T g) . (z' - z) + g . (W z + b - c) loses: c's own error, and the rounding of W^T g."""
+        cost = _sum(g.abs() * stage.error.flatten(1)[self.samples])
+        cost = cost + _sum((gamma(8, self.dtype) * g.abs() + DUST) * stage.width.flatten(1)[self.samples])
+        for source, op in stage.terms.items():
+            spread = stage.spread[source].flatten(1)[self.samples]
+            cost = cost + _sum((gamma(op.roundings + 8, self.dtype) * g.abs()) * spread)
+            cost = cost + DUST * _sum(self.of.widths[source].flatten(1)[self.samples])
+        return cost
+
+    def _over(self, g: Tensor, k: int) -> Tensor:
+        """max g . (z' - c) over box and ball of a region where the way ends."""
+        lower, upper, radius, outputs = self.ends[k]
+        direction = g if outputs is None else g * outputs
+        slack = gamma(g.shape[1] + 16, self.dtype) if self.outward else 0.0
+        value = support(direction[:, None], lower, upper, radius, self.steps, slack)[:, 0]
+        if not self.outward:
+            return value
+        region = self.of.regions[k]
+        assert region.error is not None
+        value = value + _sum(g.abs() * region.error.flatten(1)[self.samples])
+        return value + DUST * _sum((upper - lower)[:, 0])
+
+
+class _Adjoint(torch.autograd.Function):
+    """W^T h; its derivative is W, and nothing else takes part: weights need no gradient and may be of inference mode."""
+
+    @staticmethod
+    def forward(ctx: Any, h: Tensor, op: LinearOp) -> Tensor:
+        ctx.op = op
+        return op.adjoint(h.reshape(len(h), *op.out_shape)).flatten(1)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        return ctx.op.apply(grad.reshape(len(grad), *ctx.op.in_shape)).flatten(1), None
+
+
+def _descend(search: _Pass, steps: int) -> list[Tensor]:
+    """Slopes for which the bound is small: Adam, every pair by itself."""
+    slopes = search.first_slopes()
+    means, squares = [torch.zeros_like(a) for a in slopes], [torch.zeros_like(a) for a in slopes]
+    for i in range(steps):
+        with torch.enable_grad():
+            leaves = [alpha.detach().requires_grad_() for alpha in slopes]
+            grads = torch.autograd.grad(search.value(leaves).sum(), leaves)
+        rate = RATE * (1 - 0.9 * i / steps)
+        for a, m, v, grad in zip(slopes, means, squares, grads, strict=True):
+            m.lerp_(grad, 0.1)
+            v.mul_(0.99).addcmul_(grad, grad, value=0.01)
+            a.sub_(m / (1 - 0.9 ** (i + 1)) / ((v / (1 - 0.99 ** (i + 1))).sqrt() + 1e-12), alpha=rate)
+        slopes = search.kept(slopes)
+    return slopes
+
+
+def _width(region: Region) -> Tensor:
+    """|z' - c| or larger, (B, *shape)."""
+    width = torch.maximum(region.box.upper - region.center, region.center - region.box.lower).clamp(min=0)
+    return up(width + (0.0 if region.error is None else region.error))
+
+
+def _sum(terms: Tensor) -> Tensor:
+    """The sum of non-negative terms (n, h), rounded up; (n,)."""
+    return up(terms.sum(-1), 8 + terms.shape[-1])
