@@ -34,6 +34,8 @@ def certify(
     out: Path | None = None,
     resume: bool = False,
     radius: bool = False,
+    method: Literal["auto", "local"] = "auto",
+    deployed_dtype: Literal["float32"] | None = None,
     failure_prob: float = 1e-9,
     attack_steps: int = 20,
     power_steps: int = 100,
@@ -58,6 +60,8 @@ def certify(
         resume: Go on with the rows in --out.
         radius: Also look for the largest radius that can be certified for each image, and print certified accuracy over eps;
             takes about five times as long.
+        method: local is the paper's bound; auto also looks for slopes that pull the worst logits back through the network.
+        deployed_dtype: Certify what the program in float32 does as well, at every point that float32 can hold.
         failure_prob: Chance that one image's certificate, or its radius, is wrong, under high_probability.
         attack_steps: Steps of the attack that spares images it breaks a proof; 0 for none.
         power_steps: Products with a layer and its transpose per norm, under estimate.
@@ -90,6 +94,8 @@ def certify(
         out=out,
         resume=resume,
         radii=radius,
+        method=method,
+        deployed_dtype=deployed_dtype,
     )
     try:
         _, settings, summary = certify_images(job, network, images, _to_stderr)

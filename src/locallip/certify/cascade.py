@@ -16,16 +16,12 @@ from locallip.arithmetic import autocast_off
 from locallip.attacks import pgd_l2
 from locallip.certify.confirm import best_class, confirmed, surely
 from locallip.certify.inputs import Eps, as_batch, as_eps, as_labels, check_batch_size
-from locallip.certify.prover import LocalLayers, Margin, Prover, fingerprint, number_of_classes
+from locallip.certify.prover import LocalLayers, Margin, Method, Prover, fingerprint, number_of_classes
 from locallip.norms import Guarantee
 
 #: What a bound is called in `Certificate.decided_by`.
-CHECKS: dict[LocalLayers, str] = {
-    "none": "global bound",
-    "dense": "local bound of dense layers",
-    "all": "local bound",
-    "closely": "local bound",
-}
+GLOBAL, DENSE, LOCAL = "global bound", "local bound of dense layers", "local bound"
+SLOPES, LOCAL_SLOPES = "slopes", "slopes and local bound"
 
 
 class Verdict(StrEnum):
@@ -93,6 +89,7 @@ def certify(
     power_steps: int = 100,
     seed: int | None = None,
     deployed_dtype: torch.dtype | str | None = None,
+    method: Method = "auto",
 ) -> Certificate:
     """Is the prediction of `model` y[i] at every x' with ||x' - x[i]||_2 <= eps? One verdict per input.
 
@@ -100,7 +97,7 @@ def certify(
     was found that is classified otherwise. UNKNOWN: none of these was shown; ties and numbers that are not finite end here.
     `attack_steps=0` leaves the attack out. The statement is about the network in real arithmetic with the stored weights
     (docs/soundness.md); `deployed_dtype="float32"` makes CERTIFIED hold for the float32 program as well, at every x' that
-    float32 can hold.
+    float32 can hold. `method="local"` keeps to the paper's bound, which is faster and proves less.
     """
     check_batch_size(batch_size)
     x = as_batch(x, model, input_domain)
@@ -117,6 +114,7 @@ def certify(
         seed=seed,
         device=x.device,
         deployed_dtype=deployed_dtype,
+        method=method,
     )
     return certifier(x, y, radii)
 
@@ -141,6 +139,7 @@ class Certifier:
         seed: int | None = None,
         device: torch.device | None = None,
         deployed_dtype: torch.dtype | str | None = None,
+        method: Method = "auto",
     ):
         check_batch_size(batch_size)
         if attack_steps < 0:
@@ -152,11 +151,12 @@ class Certifier:
             input_shape,
             guarantee,
             failure_prob=failure_prob,
-            probes=3,  # norms of dense layers alone, of all layers, and of all layers more closely
+            probes=4,  # norms of dense layers alone, again with slopes, of all layers, and of all layers more closely
             power_steps=power_steps,
             seed=seed,
             device=device,
             deployed_dtype=deployed_dtype,
+            method=method,
         )
         self.classes = number_of_classes(self.prover)
         self.fingerprint = fingerprint(model)
@@ -209,8 +209,8 @@ class _Inputs(NamedTuple):
 class _Cascade:
     """misclassified -> bound from unmasked norms -> attack -> local bound; each sees what is undecided, in full batches.
 
-    Where proofs are dear, norms per input are first taken in the dense layers alone, and those of all layers only where
-    norms from below leave the proof a chance, roughly and then closely.
+    Where proofs are dear, norms per input are first taken in the dense layers alone, then slopes are looked for; norms of
+    all layers are taken only where norms from below leave the proof a chance, roughly and then closely.
     """
 
     def __init__(self, inputs: _Inputs, prover: Prover, attack_steps: int, seed: int | None):
@@ -229,15 +229,21 @@ class _Cascade:
         index = self._each_batch(self._first, index)
         if self.attack_steps:
             index = self._each_batch(self._attack, index)
-        guarantee = self.prover.guarantee
-        if guarantee is not Guarantee.ESTIMATE:  # which follows the paper's protocol
-            if self.prover.has_cheap_layers:
-                index = self._each_batch(partial(self._prove, local="dense"), index)
-            if not self.prover.is_dense:
-                index = self._each_batch(self._promising, index)
-        index = self._each_batch(partial(self._prove, local="all"), index)
-        if guarantee is Guarantee.HIGH_PROBABILITY:  # the others are close already
-            self._each_batch(partial(self._prove, local="closely"), index)
+        if self.prover.guarantee is Guarantee.ESTIMATE:  # which follows the paper's protocol
+            index = self._try("all", LOCAL, index, slopes=False)
+            if self.prover.has_slopes:
+                self._try("all", LOCAL_SLOPES, index)
+            return
+        if self.prover.has_cheap_layers:
+            index = self._try("dense", DENSE, index, slopes=False)
+        if self.prover.has_slopes:
+            index = self._try("dense" if self.prover.has_cheap_layers else "none", SLOPES, index)
+        if not self.prover.is_dense:
+            index = self._each_batch(self._promising, index)
+        check = LOCAL_SLOPES if self.prover.has_slopes else LOCAL
+        index = self._try("all", check, index)
+        if self.prover.guarantee is Guarantee.HIGH_PROBABILITY:  # other proofs are close already
+            self._try("closely", check, index)
 
     def _each_batch(self, check: Callable[[Tensor], Tensor], index: Tensor) -> Tensor:
         """What `check` leaves undecided of `index`."""
@@ -247,24 +253,27 @@ class _Cascade:
     def _first(self, index: Tensor) -> Tensor:
         """Certify by the norms over all inputs; returns the rest of those that are surely right at x itself."""
         x, y, eps = self.inputs.take(index)
-        found = self.prover.margin(x, y, eps, local="none", domain=self.inputs.domain)
+        found = self.prover.margin(x, y, eps, local="none", domain=self.inputs.domain, slopes=False)
         right, wrong = surely(x, y, found.clean, found.error)
         for i, best in zip(index.tolist(), best_class(found.clean, found.error).tolist(), strict=True):
             self.predictions[i] = best if best >= 0 else None
         self._settle(index[wrong], Verdict.MISCLASSIFIED, "clean logits")
         # What is neither surely right nor surely wrong (a tie, a NaN) stays UNKNOWN.
         self._settle(index[~wrong & ~right], Verdict.UNKNOWN, "clean logits")
-        return self._certified(index[right], Margin(*(values[right] for values in found)), "none")
+        return self._certified(index[right], Margin(*(values[right] for values in found)), GLOBAL)
 
-    def _prove(self, index: Tensor, local: LocalLayers) -> Tensor:
+    def _try(self, local: LocalLayers, check: str, index: Tensor, slopes: bool = True) -> Tensor:
         """Certify what this bound can; returns the rest."""
-        found = self.prover.margin(*self.inputs.take(index), local=local, domain=self.inputs.domain)
-        return self._certified(index, found, local)
+        return self._each_batch(partial(self._prove, local=local, check=check, slopes=slopes), index)
 
-    def _certified(self, index: Tensor, found: Margin, local: LocalLayers) -> Tensor:
+    def _prove(self, index: Tensor, local: LocalLayers, check: str, slopes: bool) -> Tensor:
+        found = self.prover.margin(*self.inputs.take(index), local=local, domain=self.inputs.domain, slopes=slopes)
+        return self._certified(index, found, check)
+
+    def _certified(self, index: Tensor, found: Margin, check: str) -> Tensor:
         proved = (found.worst > 0) & torch.isfinite(found.lipschitz)
         self.margin[index.cpu()], self.lipschitz[index.cpu()] = found.worst.cpu(), found.lipschitz.cpu()
-        self._settle(index[proved], Verdict.CERTIFIED, CHECKS[local])
+        self._settle(index[proved], Verdict.CERTIFIED, check)
         return index[~proved]
 
     def _promising(self, index: Tensor) -> Tensor:

@@ -100,6 +100,12 @@ def as_deployed(dtype: object) -> torch.dtype | None:
     )
 
 
+def as_method(method: object) -> str:
+    if method not in ("auto", "local"):
+        raise ValueError(f"method must be 'auto' or 'local', got {method!r}")
+    return str(method)
+
+
 def check_model(model: object) -> None:
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")

@@ -22,7 +22,7 @@ from locallip.bounds import (
     propagate,
     worst_logits,
 )
-from locallip.certify.inputs import as_deployed, check_model, check_numbers, check_scale, check_shape
+from locallip.certify.inputs import as_deployed, as_method, check_model, check_numbers, check_scale, check_shape
 from locallip.network import Network, lower
 from locallip.norms import CholeskyNorm, Guarantee, LanczosNorm, NormRule, RitzNorm
 from locallip.rounding import gamma, up
@@ -30,6 +30,8 @@ from locallip.rounding import gamma, up
 #: The layers whose norms are taken for every input anew; those of the others are the ones over all inputs. "closely" is for
 #: all layers, to a smaller tolerance where norms are found by Lanczos.
 LocalLayers = Literal["none", "dense", "all", "closely"]
+#: "local" is the paper's bound; "auto" also lets slopes pull the worst logits back through the network (bounds/pullback.py).
+Method = Literal["auto", "local"]
 #: Steps of the guess where a proof may succeed: few, as it may err towards trying.
 GUESS_STEPS = 40
 #: The norms over all inputs are taken once and stand in every certificate, so they are taken more closely than those of one
@@ -72,9 +74,11 @@ class Prover:
         seed: int | None = None,
         device: torch.device | None = None,
         deployed_dtype: torch.dtype | str | None = None,
+        method: Method = "auto",
     ):
         self.guarantee = Guarantee.parse(guarantee)
         self.deployed_dtype = as_deployed(deployed_dtype)
+        self.has_slopes = as_method(method) == "auto"
         check_model(model)
         check_shape(input_shape)
         self.network: Network = lower(model, input_shape)
@@ -124,20 +128,28 @@ class Prover:
             return propagate(self.network, x, eps, rule, ceiling=self.ceiling, input_domain=domain, outward=True)
 
     def margin(
-        self, x: Tensor, y: Tensor, eps: Tensor, *, local: LocalLayers = "all", domain: tuple[float, float] | None = None
+        self,
+        x: Tensor,
+        y: Tensor,
+        eps: Tensor,
+        *,
+        local: LocalLayers = "all",
+        domain: tuple[float, float] | None = None,
+        slopes: bool = True,
     ) -> Margin:
-        """What is proved of the label's lead on each ball; NaN where nothing is."""
+        """What is proved of the label's lead on each ball; NaN where nothing is. Without `slopes` they are not tried."""
         trace = self.trace(x, eps, local=local, domain=domain)
         assert trace.logits_error is not None
-        return Margin(self._lead(trace, y), trace.lipschitz, trace.logits, trace.logits_error)
+        return Margin(self._lead(trace, y, slopes), trace.lipschitz, trace.logits, trace.logits_error)
 
     def may_prove(self, x: Tensor, y: Tensor, eps: Tensor, *, domain: tuple[float, float] | None = None) -> Tensor:
         """Where norms from below, which are never above proved ones, leave the margin a chance; (B,) bool."""
         return ~(self._lead(self._trace(self._guess, x, eps, domain), y) <= 0)  # a NaN rules nothing out
 
-    def _lead(self, trace: Trace, y: Tensor) -> Tensor:
+    def _lead(self, trace: Trace, y: Tensor, slopes: bool = True) -> Tensor:
         with exact_arithmetic():
-            worst = worst_logits(self.network, trace, y, outward=True).worst
+            steps = None if slopes and self.has_slopes else 0
+            worst = worst_logits(self.network, trace, y, outward=True, slope_steps=steps).worst
             if self.deployed_dtype is not None:
                 error = deployed_error(self.network, trace, self.deployed_dtype)
                 label = torch.nn.functional.one_hot(y, worst.shape[1]).bool()

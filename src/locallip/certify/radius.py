@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from locallip.certify.crossing import Crossing
 from locallip.certify.inputs import as_batch, as_labels, check_batch_size
-from locallip.certify.prover import LocalLayers, Prover, another_seed, fingerprint, number_of_classes
+from locallip.certify.prover import LocalLayers, Method, Prover, another_seed, fingerprint, number_of_classes
 from locallip.norms import Guarantee, LanczosNorm
 
 #: Proofs per input at most, fixed beforehand, for the failure probability is split over them; and which share of the guessed
@@ -37,16 +37,18 @@ def certified_radius(
     failure_prob: float = 1e-9,
     input_domain: tuple[float, float] | None = None,
     batch_size: int = 64,
-    power_steps: int = 200,
+    power_steps: int = 100,
     seed: int | None = None,
+    deployed_dtype: torch.dtype | str | None = None,
+    method: Method = "auto",
 ) -> Tensor:
     """A radius up to which the prediction of y is certified, (B,) float64; 0 where it is wrong at x, tied or not finite.
 
     Every value returned was itself proved: norms that may be wrong only suggest radii, and each suggestion stands or falls
-    with its own proof under `guarantee`; the failure probability is split over all of them. Under "estimate" an
-    estimate of `power_steps` steps takes the place of the proof, and nothing is proved. Radii are finite: where nothing takes the
-    label away, they end at the diagonal of `input_domain`, or without one at some thousand times the radius that the bound
-    over all inputs gives. Costs one or two proofs per input and about as much again for the search.
+    with its own proof under `guarantee`; the failure probability is split over all of them. Under "estimate" norms from
+    `power_steps` steps take the place of the proof, and nothing is proved. Radii are finite: where nothing takes the label
+    away, they end at the diagonal of `input_domain`, or without one at some thousand times the radius that the bound over
+    all inputs gives. Costs one or two proofs per input and about as much again for the search.
     """
     check_batch_size(batch_size)
     x = as_batch(x, model, input_domain)
@@ -60,6 +62,8 @@ def certified_radius(
         power_steps=power_steps,
         seed=seed,
         device=x.device,
+        deployed_dtype=deployed_dtype,
+        method=method,
     )
     return finder(x, y)
 
@@ -80,10 +84,12 @@ class RadiusFinder:
         failure_prob: float = 1e-9,
         input_domain: tuple[float, float] | None = None,
         batch_size: int = 64,
-        power_steps: int = 200,
+        power_steps: int = 100,
         seed: int | None = None,
         device: torch.device | None = None,
         prover: Prover | None = None,
+        deployed_dtype: torch.dtype | str | None = None,
+        method: Method = "auto",
     ):
         check_batch_size(batch_size)
         self.model, self.input_domain, self.batch_size = model, input_domain, batch_size
@@ -97,6 +103,8 @@ class RadiusFinder:
                 power_steps=power_steps,
                 seed=seed,
                 device=device,
+                deployed_dtype=deployed_dtype,
+                method=method,
             )
         self.prover, self.guide = prover, _guide(prover, seed)
         self.classes = number_of_classes(prover)
@@ -201,7 +209,9 @@ class _Search:
         """The label's lead on each ball, (K,); NaN where anything behind it is not finite."""
         parts = [torch.zeros(0).to(eps)]
         for some, radius in zip(index.split(self.batch_size), eps.split(self.batch_size), strict=True):
-            found = prover.margin(self.x[some], self.y[some], radius, local=local, domain=self.domain)
+            # Slopes would make every probe of the search with unmasked norms, which has many, as dear as the others.
+            slopes = local != "none"
+            found = prover.margin(self.x[some], self.y[some], radius, local=local, domain=self.domain, slopes=slopes)
             sound = self.finite[some] & torch.isfinite(radius) & torch.isfinite(found.lipschitz)
             parts.append(torch.where(sound, found.worst, float("nan")))
         return torch.cat(parts)

@@ -16,7 +16,9 @@ VERDICTS: dict[str, tuple[Verdict, ...]] = {
     "global bound": (Verdict.CERTIFIED,),
     "attack": (Verdict.ATTACKED,),
     "local bound of dense layers": (Verdict.CERTIFIED,),
+    "slopes": (Verdict.CERTIFIED,),
     "local bound": (Verdict.CERTIFIED,),
+    "slopes and local bound": (Verdict.CERTIFIED,),
     "nothing": (Verdict.UNKNOWN,),
 }
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from locallip.certify import Certificate, Certifier, RadiusFinder, Verdict
 from locallip.certify.inputs import as_eps
+from locallip.certify.prover import Method
 from locallip.data import ImageSet
 from locallip.files import InUse, locked
 from locallip.norms import Guarantee
@@ -50,6 +51,8 @@ class Job:
     out: Path | None = None
     resume: bool = False
     radii: bool = False
+    method: Method = "auto"
+    deployed_dtype: str | None = None
 
     @property
     def share(self) -> float:
@@ -120,6 +123,8 @@ def _certifier(job: Job, model: nn.Module, images: ImageSet, seed: int) -> Certi
         power_steps=job.power_steps,
         seed=seed,
         device=job.device,
+        method=job.method,
+        deployed_dtype=job.deployed_dtype,
     )
 
 
@@ -136,6 +141,8 @@ def _finder(job: Job, certifier: Certifier, images: ImageSet, seed: int) -> Radi
         seed=chunk_seed(seed, 0, "norms over all inputs for radii"),
         device=job.device,
         prover=None if alone else certifier.prover,
+        method=job.method,
+        deployed_dtype=job.deployed_dtype,
     )
 
 
@@ -157,6 +164,8 @@ def _settings(job: Job, images: ImageSet, certifier: Certifier, seed: int) -> Se
         hardware=hardware(job.device),
         environment=environment(),
         radii=job.radii,
+        method=job.method,
+        deployed_dtype=job.deployed_dtype,
     )
 
 

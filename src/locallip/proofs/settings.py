@@ -23,7 +23,8 @@ class Settings:
     """Enough for a third party to repeat it.
 
     `images` is how many of the split's first images are meant, `data_sha256` the checksum of their pixels and labels,
-    `failure_prob` that of one image, 0 for guarantees that know none. `radii` says whether rows have certified radii.
+    `failure_prob` that of one image, 0 for guarantees that know none. `radii` says whether rows have certified radii,
+    `method` and `deployed_dtype` are as in `certify`.
     `hardware` and `environment` may differ where a run goes on.
     """
 
@@ -43,6 +44,8 @@ class Settings:
     hardware: str
     environment: dict[str, Any]
     radii: bool = False
+    method: str = "local"
+    deployed_dtype: str | None = None
 
     @property
     def radius(self) -> float:
@@ -84,9 +87,11 @@ _CHECKS: dict[str, Callable[[Any], bool]] = {
     "hardware": _text,
     "environment": lambda value: isinstance(value, dict),
     "radii": lambda value: isinstance(value, bool),
+    "method": lambda value: value in ("auto", "local"),
+    "deployed_dtype": lambda value: value in (None, "float32"),
 }
-#: What settings from before there were radii mean.
-_OLD = {"radii": False}
+#: What settings from before there were these mean.
+_OLD = {"radii": False, "method": "local", "deployed_dtype": None}
 
 
 def about_file(path: Path) -> Path:

@@ -63,6 +63,8 @@ def _certifier(settings: Settings, model: nn.Module, images: ImageSet, device: t
         attack_steps=settings.attack_steps,
         power_steps=settings.power_steps,
         device=device,
+        method=settings.method,  # type: ignore[arg-type]
+        deployed_dtype=settings.deployed_dtype,
     )
 
 
