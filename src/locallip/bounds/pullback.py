@@ -219,7 +219,8 @@ def _descend(search: _Pass, steps: int) -> list[Tensor]:
         for alpha, mean, square, grad in zip(slopes, means, squares, grads, strict=False):
             mean.lerp_(grad, 0.1)
             square.mul_(0.99).addcmul_(grad, grad, value=0.01)
-            root = (square / (1 - 0.99 ** (i + 1))).sqrt() + 1e-12
+            root = (square / (1 - 0.99 ** (i + 1))).sqrt()
+            root = root + 0.01 * root.amax(1, keepdim=True) + 1e-30  # or units that hardly matter move as noise has it
             alpha.sub_(mean / (1 - 0.9 ** (i + 1)) / root, alpha=rate)
         slopes = search.kept(slopes)
     return best
