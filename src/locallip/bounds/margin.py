@@ -16,7 +16,7 @@ from locallip.rounding import FLOOR, gamma, up
 
 MarginForm = Literal["box_ball", "box", "ball", "lmt"]
 #: Steps of the search for slopes, where a certificate needs it: more add little.
-SLOPE_STEPS = 12
+SLOPE_STEPS = 20
 #: The way to the input lowers a rise by less than this share beyond what the last activation does.
 CLOSE = 0.15
 

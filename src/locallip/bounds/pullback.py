@@ -202,20 +202,28 @@ class _Adjoint(torch.autograd.Function):
 
 
 def _descend(search: _Pass, steps: int) -> list[Tensor]:
-    """Slopes for which the bound is small: Adam, every pair by itself."""
+    """Slopes for which the bound is small: Adam, every pair by itself, and of each pair the best that was seen."""
     slopes = search.first_slopes()
     means, squares = [torch.zeros_like(a) for a in slopes], [torch.zeros_like(a) for a in slopes]
-    for i in range(steps):
+    best, least = [a.clone() for a in slopes], torch.full_like(search.lost, float("inf"))
+    for i in range(steps + 1):
         with torch.enable_grad():
             leaves = [alpha.detach().requires_grad_() for alpha in slopes]
-            grads = torch.autograd.grad(search.value(leaves).sum(), leaves)
+            value = search.value(leaves)
+            grads = torch.autograd.grad(value.sum(), leaves) if i < steps else ()
+        better = value.detach() < least
+        least = torch.where(better, value.detach(), least)
+        for kept, alpha in zip(best, slopes, strict=True):
+            kept.copy_(torch.where(better[:, None], alpha, kept))
         rate = RATE * (1 - 0.9 * i / steps)
-        for a, m, v, grad in zip(slopes, means, squares, grads, strict=True):
-            m.lerp_(grad, 0.1)
-            v.mul_(0.99).addcmul_(grad, grad, value=0.01)
-            a.sub_(m / (1 - 0.9 ** (i + 1)) / ((v / (1 - 0.99 ** (i + 1))).sqrt() + 1e-12), alpha=rate)
+        for alpha, mean, square, grad in zip(slopes, means, squares, grads, strict=False):
+            mean.lerp_(grad, 0.1)
+            square.mul_(0.99).addcmul_(grad, grad, value=0.01)
+            root = (square / (1 - 0.99 ** (i + 1))).sqrt()
+            root = root + 0.01 * root.amax(1, keepdim=True) + 1e-30  # or units that hardly matter move as noise has it
+            alpha.sub_(mean / (1 - 0.9 ** (i + 1)) / root, alpha=rate)
         slopes = search.kept(slopes)
-    return slopes
+    return best
 
 
 def _width(region: Region) -> Tensor:
