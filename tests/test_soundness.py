@@ -173,19 +173,20 @@ def test_the_guarantees_are_ordered(kind, seed, gain, radius):
     assert bool((proved <= likely * (1 + 1e-6)).all())
 
 
+@pytest.mark.parametrize("method", ["local", "auto"])
 @given(**networks)
 @thorough
-def test_no_certified_input_is_broken_by_search(kind, seed, gain, radius):
+def test_no_certified_input_is_broken_by_search(kind, seed, gain, radius, method):
     """Certify at a radius close to what can be certified, then attack exactly there."""
     torch.manual_seed(seed)
     model, shape = random_network(*kind, seed, gain)
     x = draw_inputs(shape, seed)
     y = model(x).argmax(1)
-    radii = ll.certified_radius(model, x, y, seed=seed)
+    radii = ll.certified_radius(model, x, y, seed=seed, method=method)
     # Norms found from other random starts may be looser by 0.2 per cent each; norms by factorization are the tightest. The
-    # search for slopes may end elsewhere at another radius, which costs a few per cent.
-    for share, guarantee in ((0.95, "high_probability"), (0.999999, "deterministic")):
-        found = ll.certify(model, x, y, radii * share, guarantee=guarantee, seed=seed)
+    # search for slopes may end elsewhere at another radius, so that a proof found at one need not be found at a smaller one.
+    for share, guarantee in ((0.98, "high_probability"), (0.999999, "deterministic")) if method == "local" else ():
+        found = ll.certify(model, x, y, radii * share, guarantee=guarantee, seed=seed, method=method)
         assert bool(found.certified[radii > 0].all())
     own = y.reshape(1, -1, 1).expand(STARTS, -1, 1)
 

@@ -55,6 +55,12 @@ class Tally:
             numbers = (int(claims.index[i]), int(claims.y[i]), float(claims.radius[i]))
             self.breaks.append(Break(kind, *numbers, claims.x[i].cpu(), found.points[i].cpu()))
 
+    def join(self, other: Tally) -> None:
+        """Add the attempts of another search on certificates that are counted elsewhere."""
+        self.tried, self.broken = self.tried + other.tried, self.broken + other.broken
+        self.within_rounding += other.within_rounding
+        self.closest, self.breaks = min(self.closest, other.closest), self.breaks + other.breaks
+
     def as_dict(self) -> dict[str, Any]:
         return {
             "tried": self.tried,
