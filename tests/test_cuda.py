@@ -209,3 +209,19 @@ def test_a_captured_run_resumes_from_its_state():
         assert torch.equal(value, state[name]), name
     first, second = _train(recipe, engine, images, 1)[0], _train(recipe, other, images, 1)[0]
     assert second["worst_loss"] == pytest.approx(first["worst_loss"], rel=1e-3)
+
+
+@pytest.mark.parametrize("method", ["local", "auto"])
+def test_deterministic_verdicts_of_a_thousand_images_agree_with_the_cpu(method):
+    images, labels = (part[:1000] for part in load_embedded("test"))
+    x = images.float() / 255
+    model = ll.load_model("mnist-4c3f-local-g")
+    found = []
+    for device in ("cpu", "cuda"):
+        certificate = ll.certify(
+            model.to(device), x.to(device), labels, "1.58", guarantee="deterministic", batch_size=250, seed=0, method=method
+        )
+        found.append(certificate.verdicts)
+    here, there = found
+    assert here.count(ll.Verdict.CERTIFIED) > 300
+    assert [i for i in range(1000) if here[i] is not there[i]] == []

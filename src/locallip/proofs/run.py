@@ -23,7 +23,7 @@ from locallip.proofs.check import contradictions
 from locallip.proofs.rows import Row, WrongRows, append_rows, read_rows, replace_rows
 from locallip.proofs.settings import Settings, about_file, read_about, write_about
 from locallip.proofs.summary import summarize
-from locallip.provenance import environment, hardware
+from locallip.provenance import environment, hardware, others_gb
 
 #: Images per chunk, in batches: the cascade packs what is undecided of a chunk into full batches.
 BATCHES_PER_CHUNK = 4
@@ -81,6 +81,7 @@ def certify_images(
 def _certify_images(
     job: Job, model: nn.Module, images: ImageSet, say: Callable[[str], None]
 ) -> tuple[list[Row], Settings, dict[str, Any]]:
+    start = time.perf_counter()
     images = _first(images, job.limit)
     model = model.to(job.device)
     known = _continued(job)
@@ -104,7 +105,9 @@ def _certify_images(
         say(f"{len(rows)} of {len(images)} images, {certified} {word}, {left:.0f} s left")
     summary = summarize(rows)
     if job.out is not None:
-        write_about(job.out, settings, summary)
+        seconds = round(time.perf_counter() - start, 3)
+        others = round(others_gb(job.device), 2)
+        write_about(job.out, settings, summary, {"images": len(rows) - before, "seconds": seconds, "others_gb": others})
     return rows, settings, summary
 
 

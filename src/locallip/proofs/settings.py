@@ -101,8 +101,12 @@ def about_file(path: Path) -> Path:
     return path.with_suffix(".json")
 
 
-def write_about(path: Path, settings: Settings, summary: Mapping[str, Any] | None) -> None:
-    text = json.dumps({"settings": dataclasses.asdict(settings), "summary": summary}, indent=1, allow_nan=False) + "\n"
+def write_about(
+    path: Path, settings: Settings, summary: Mapping[str, Any] | None, run: Mapping[str, Any] | None = None
+) -> None:
+    """`run` says how long it took from beginning to end, and what else the device was doing."""
+    values = {"settings": dataclasses.asdict(settings), "summary": summary, "run": run}
+    text = json.dumps(values, indent=1, allow_nan=False) + "\n"
     write_atomically(about_file(path), text.encode())
 
 
