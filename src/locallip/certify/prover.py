@@ -37,7 +37,7 @@ GUESS_STEPS = 40
 #: The norms over all inputs are taken once and stand in every certificate, so they are taken more closely than those of one
 #: input. Within so many steps Lanczos reaches this tolerance whatever the spectrum, for failure probabilities down to 1e-15.
 CEILING_RTOL, CEILING_STEPS = 1e-4, 2000
-#: Norms of single inputs: in dense layers they cost little; in all layers a rough one is tried before a close one.
+#: Norms of single inputs where a verdict hangs on them: in dense layers they cost little, and in all layers few need them.
 DENSE_RTOL, DENSE_STEPS = 2e-4, 1000
 CLOSE_RTOL, CLOSE_STEPS = 2e-4, 1500
 

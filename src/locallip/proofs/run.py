@@ -25,8 +25,9 @@ from locallip.proofs.settings import Settings, about_file, read_about, write_abo
 from locallip.proofs.summary import summarize
 from locallip.provenance import environment, hardware, others_gb
 
-#: Images per chunk, in batches: the cascade packs what is undecided of a chunk into full batches.
-BATCHES_PER_CHUNK = 4
+#: Images per chunk, in batches: the cascade packs what is undecided of a chunk into full batches. Large batches are for GPUs,
+#: which need many images to have work for all stages; small ones for CPUs, where a chunk would take minutes.
+BATCHES_PER_CHUNK, LARGE_BATCH, BATCHES_PER_LARGE_CHUNK = 4, 200, 10
 
 T = TypeVar("T")
 
@@ -211,7 +212,7 @@ def _begin(job: Job, settings: Settings, known: Settings | None, images: ImageSe
 
 
 def _chunks(job: Job, count: int) -> Iterator[slice]:
-    size = job.batch_size * BATCHES_PER_CHUNK
+    size = job.batch_size * (BATCHES_PER_CHUNK if job.batch_size < LARGE_BATCH else BATCHES_PER_LARGE_CHUNK)
     return (slice(begin, min(begin + size, count)) for begin in range(0, count, size))
 
 
