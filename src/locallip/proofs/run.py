@@ -25,8 +25,8 @@ from locallip.proofs.settings import Settings, about_file, read_about, write_abo
 from locallip.proofs.summary import summarize
 from locallip.provenance import environment, hardware, others_gb
 
-#: Images per chunk, in batches: the cascade packs what is undecided of a chunk into full batches. Large batches are for GPUs,
-#: which need many images to have work for all stages; small ones for CPUs, where a chunk would take minutes.
+#: Images per chunk, in batches: the cascade packs what is undecided of a chunk into full batches. Large batches are for
+#: GPUs, which need many images to have work for all stages; small ones for CPUs, where a chunk would take minutes.
 BATCHES_PER_CHUNK, LARGE_BATCH, BATCHES_PER_LARGE_CHUNK = 4, 200, 10
 
 T = TypeVar("T")
