@@ -99,7 +99,7 @@ def test_readme_certifies_what_it_says() -> None:
 
 def test_readme_shows_the_results_that_are_there() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    expected = tables.filled(text, tables.readme_table(ROOT / "results"))
+    expected = tables.filled_from(text, ROOT / "results")
     assert text == expected, "README.md is behind results/; this rewrites it: python -m locallip.tables README.md"
 
 

@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 
 from locallip import paper, tables
+from locallip.proofs import WrongRows
 from locallip.results import WrongResult, read_result
 from locallip.training.recipe import find, names
 
+BEGIN, END = (marker.format("results") for marker in (tables.BEGIN, tables.END))
 RESULT: dict[str, Any] = {
     "about": {"command": "locallip train", "hardware": "One GPU", "seed": 0, "wall_seconds": 500.0},
     "recipe": asdict(find("cifar10-6c2f-local-b")),
@@ -44,7 +46,7 @@ def written(folder: Path, file: str = "run.json", **changes: dict[str, Any]) -> 
     values = copy.deepcopy(RESULT)
     for section, fields in changes.items():
         values[section].update(fields)
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(exist_ok=True, parents=True)
     (folder / file).write_text(json.dumps(values))
     return folder / file
 
@@ -284,18 +286,18 @@ def test_the_short_table_without_results_says_so(tmp_path: Path):
 def test_a_document_is_filled_between_its_markers_and_nowhere_else(tmp_path: Path):
     written(tmp_path / "results")
     document = tmp_path / "PAGE.md"
-    document.write_text(f"before\n\n{tables.BEGIN}\nold\n{tables.END}\n\nbehind\n")
+    document.write_text(f"before\n\n{BEGIN}\nold\n{END}\n\nbehind\n")
     for _ in range(2):  # the second time changes nothing
         assert tables.main([str(document)]) == 0
         table = tables.readme_table(tmp_path / "results")
-        assert document.read_text() == f"before\n\n{tables.BEGIN}\n{table}\n{tables.END}\n\nbehind\n"
+        assert document.read_text() == f"before\n\n{BEGIN}\n{table}\n{END}\n\nbehind\n"
     assert tables.main([str(document), str(tmp_path)]) == 0
     assert "No row" in document.read_text()
 
 
 @pytest.mark.parametrize("text", ["", "{0}\n", "{1}\n{0}\n", "{0}\n{1}\n{0}\n{1}\n"])
 def test_a_document_without_its_two_markers_is_left_alone(tmp_path: Path, capsys, text: str):
-    document, content = tmp_path / "PAGE.md", text.format(tables.BEGIN, tables.END)
+    document, content = tmp_path / "PAGE.md", text.format(BEGIN, END)
     document.write_text(content)
     (tmp_path / "results").mkdir()
     assert tables.main([str(document)]) == 1
@@ -316,3 +318,57 @@ def test_the_list_of_recipes_has_one_aligned_line_each():
     assert len({line.index("eps ") for line in lines}) == 1
     (line,) = [line for line in lines if line.startswith("mnist-4c3f-bcp ")]
     assert line.endswith(find("mnist-4c3f-bcp").about)
+
+
+SETTINGS: dict[str, Any] = {
+    "model": "mine", "fingerprint": "f" * 64, "data": "mnist", "split": "test", "images": 50, "data_sha256": "0" * 64,
+    "eps": "1.58", "guarantee": "deterministic", "failure_prob": 0.0, "attack_steps": 20, "power_steps": 100,
+    "batch_size": 32, "seed": 1, "hardware": "One GPU", "environment": {"date": "2026-01-01"}, "method": "local",
+}  # fmt: skip
+SUMMARY = {"images": 50, "correct": 96.0, "certified": 54.0}
+RUN = {"images": 50, "seconds": 7.4, "others_gb": 0.0}
+
+
+def certificate(folder: Path, file: str, summary: Any = SUMMARY, run: Any = RUN, **changes: Any) -> Path:
+    """What stands beside the rows of `locallip certify`."""
+    (folder / "certificates").mkdir(parents=True, exist_ok=True)
+    path = folder / "certificates" / file
+    path.write_text(json.dumps({"settings": {**SETTINGS, **changes}, "summary": summary, "run": run}))
+    return path
+
+
+def test_certificates_of_one_network_stand_side_by_side(tmp_path: Path):
+    certificate(tmp_path, "a.json")
+    certificate(tmp_path, "b.json", {**SUMMARY, "certified": 58.0}, {**RUN, "others_gb": 40.0}, method="auto")
+    certificate(tmp_path, "c.json", {**SUMMARY, "certified": 56.0}, guarantee="estimate")
+    certificate(tmp_path, "d.json", {**SUMMARY, "certified": 1.0}, guarantee="estimate", environment={"date": "2025-01-01"})
+    certificate(tmp_path, "e.json", None, guarantee="high_probability", failure_prob=1e-9)  # a run that has not ended
+    certificate(tmp_path, "f.json", eps="1/2")
+    first, second = tables.certificates_table(tmp_path).splitlines()[2:]
+    cells = ["`mine`", "1.58", "50 of mnist, test", "96.00", "56.00 (7 s)", "—", "54.00 (7 s)", "—", "58.00 (7 s, shared)"]
+    assert first.strip("| ").split(" | ") == [*cells, "One GPU"]
+    assert second.startswith("| `mine` | 1/2 |")
+    assert "54.00 (7 s)" in tables.table(tmp_path)
+    assert tables.certificates_table(tmp_path / "nothing") is None
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"run": {"seconds": "long"}}, {"run": 3}, {"summary": {"images": 50}}, {"guarantee": "hope"}], ids=str
+)
+def test_a_damaged_certificate_is_named(tmp_path: Path, wrong: dict[str, Any]):
+    certificate(tmp_path, "bad.json", **wrong)
+    with pytest.raises(WrongRows, match=r"bad\.json"):
+        tables.certificates_table(tmp_path)
+
+
+def test_both_parts_of_a_document_are_filled(tmp_path: Path):
+    certificate(tmp_path / "results", "a.json")
+    written(tmp_path / "results" / "runs")
+    begin, end = (marker.format("certificates") for marker in (tables.BEGIN, tables.END))
+    document = tmp_path / "PAGE.md"
+    document.write_text(f"{BEGIN}\n{END}\nbetween\n{begin}\nold\n{end}\n")
+    assert tables.main([str(document)]) == 0
+    text = document.read_text()
+    assert f"{begin}\n{tables.certificates_table(tmp_path / 'results')}\n{end}\n" in text
+    assert "between" in text
+    assert "old" not in text

@@ -14,6 +14,8 @@ from pathlib import Path
 from locallip import paper
 from locallip.files import write_atomically
 from locallip.norms import Guarantee
+from locallip.proofs import WrongRows
+from locallip.proofs.table import HEAD, certificate_rows, read_certificates
 from locallip.results import Result, WrongResult, read_results
 from locallip.training import recipe as recipes
 from locallip.zoo import ModelCard, model_cards
@@ -22,8 +24,8 @@ EMPTY = "—"
 #: What a certificate may fail with, per image, unless its cell says otherwise.
 FAILURE_PROB = 1e-9
 FAST = "fast-"
-#: What encloses the generated part of a document.
-BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
+#: What encloses a generated part of a document, by the name of the part.
+BEGIN, END = "<!-- {}:begin -->", "<!-- {}:end -->"
 
 NOTE = """Accuracies are per cent of the test images, ours after the last epoch. The paper's certified accuracy of Lipschitz
 methods rests on power iteration, which approaches a norm from below, so it is an estimate. Ours is given both ways: as that
@@ -45,6 +47,9 @@ def table(results: Path) -> str:
         ("Training time", _times(runs)),
         ("Adversarial training (CIFAR-10, 6C2F)", _adversarial(runs)),
     ]
+    certificates = certificates_table(results)
+    if certificates is not None:
+        sections.append(("Certificates of whole test sets", certificates))
     others = [run for run in runs if run.name.removeprefix(FAST) not in _in_tables()]
     if others:
         sections.append(("Other runs", _markdown(("Data", *_OURS), [[_shown(run), *_ours(run)] for run in others])))
@@ -68,18 +73,33 @@ def readme_table(results: Path) -> str:
     return _markdown(head, found) if found else "No row has been run yet."
 
 
+def certificates_table(results: Path) -> str | None:
+    """Certified accuracy by guarantee, from what `locallip certify` wrote to the folder `certificates` of `results`."""
+    lines = certificate_rows(read_certificates(results / "certificates"))
+    return _markdown(HEAD, lines) if lines else None
+
+
 def _briefly(run: Result) -> list[str]:
     """Our cells of `readme_table`."""
     name, clean, pgd, estimate, certified, seconds, _, hardware = _ours(run)
     return [f"{clean} / {pgd} / {estimate}", certified, f"{seconds}, {hardware}", name]
 
 
-def filled(text: str, table: str) -> str:
-    """A document with `table` between its two markers, each on a line of its own."""
-    if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
-        raise ValueError(f"there must be one {BEGIN} and behind it one {END}")
-    before, rest = text.split(BEGIN)
-    return f"{before}{BEGIN}\n{table}\n{END}{rest.split(END)[1]}"
+def filled(text: str, table: str, part: str = "results") -> str:
+    """A document with `table` between the two markers of a part, each on a line of its own."""
+    begin, end = BEGIN.format(part), END.format(part)
+    if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
+        raise ValueError(f"there must be one {begin} and behind it one {end}")
+    before, rest = text.split(begin)
+    return f"{before}{begin}\n{table}\n{end}{rest.split(end)[1]}"
+
+
+def filled_from(text: str, results: Path) -> str:
+    """A document with all its generated parts from the files in `results`."""
+    text = filled(text, readme_table(results))
+    if BEGIN.format("certificates") not in text:
+        return text
+    return filled(text, certificates_table(results) or "No certificates have been issued yet.", "certificates")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -89,10 +109,10 @@ def main(argv: Sequence[str]) -> int:
         return 2
     document = Path(argv[0])
     try:
-        table = readme_table(Path(argv[1]) if len(argv) == 2 else document.parent / "results")
-        text = filled(document.read_text(encoding="utf-8"), table)
+        results = Path(argv[1]) if len(argv) == 2 else document.parent / "results"
+        text = filled_from(document.read_text(encoding="utf-8"), results)
         write_atomically(document, text.encode())
-    except (WrongResult, OSError) as error:
+    except (WrongResult, WrongRows, OSError) as error:
         print(f"locallip: {error}", file=sys.stderr)
         return 1
     except ValueError as error:
