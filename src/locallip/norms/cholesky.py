@@ -29,6 +29,8 @@ _LOOSER = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 GUESS_FAILURE, GUESS_RTOL, GUESS_STEPS = 1e-6, 2e-4, 1500
 #: A local norm closer than this to the one over all inputs is not worth a factorization.
 WORTH = 3e-4
+#: Up to this size a CPU computes all eigenvalues sooner than Lanczos finds the largest.
+EIGENVALUES_LIMIT = 128
 #: Steps of Lanczos for the guess of a layer that is written out.
 WHOLE_STEPS = 200
 
@@ -186,6 +188,10 @@ def _eigenvalue(gram: _One | Gram, guess: Tensor, inflations: tuple[float, ...])
 
 def _largest_eigenvalue(gram: Tensor) -> Tensor:
     """Guesses of t^2 for matrices (B, p, p); nothing rests on them but tightness."""
+    if gram.shape[1] <= EIGENVALUES_LIMIT and gram.device.type == "cpu":
+        finite = torch.isfinite(gram).flatten(1).all(1)
+        values = torch.linalg.eigvalsh(torch.where(finite[:, None, None], gram, 0.0))[:, -1].clamp(min=0)
+        return torch.where(finite, values, float("nan"))
     generator = torch.Generator(gram.device).manual_seed(0)
     steps = min(WHOLE_STEPS, gram.shape[1])
 
