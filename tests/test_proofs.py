@@ -61,7 +61,7 @@ def images() -> ImageSet:
 
 
 def job(out: Path | None = None, **changes: object) -> Job:
-    return dataclasses.replace(Job("mine", EPS, limit=COUNT, batch_size=4, seed=3, out=out), **changes)  # type: ignore[arg-type]
+    return dataclasses.replace(Job("mine", EPS, limit=COUNT, batch_size=4, seed=3, out=out, method="local"), **changes)  # type: ignore[arg-type]
 
 
 def without_times(rows: list[Row]) -> list[Row]:

@@ -218,8 +218,8 @@ def test_ritz_of_a_large_map_converges_where_power_iteration_creeps() -> None:
     values = torch.linspace(0, 1, 300, dtype=torch.float64)
     op = Masked(Diagonal(lambda dtype: values.to(dtype), (300,)), None, None)
     power, ritz = (float(rule.norm(op, KEY, LIKE)) for rule in (PowerNorm(60, seed=1), RitzNorm(60, seed=1)))
-    assert power < 1 - 4e-3
-    assert 1 - 1e-4 < ritz <= 1 + 1e-6
+    assert power < 1 - 1e-3
+    assert 1 - 2e-4 < ritz <= 1 + 1e-6
 
 
 RULES = {
