@@ -72,7 +72,7 @@ def without_times(rows: list[Row]) -> list[Row]:
 def test_rows_say_what_certify_says(model, images, guarantee):
     rows, settings, summary = certify_images(job(guarantee=guarantee), model, images)
     x, y = images.images[:COUNT].float() / 255, images.labels[:COUNT]
-    found = ll.certify(model, x, y, EPS, guarantee=guarantee, seed=11)
+    found = ll.certify(model, x, y, EPS, guarantee=guarantee, seed=11, method="local")
     assert [row.verdict for row in rows] == [str(verdict) for verdict in found.verdicts]
     assert [row.label for row in rows] == y.tolist()
     assert [row.prediction for row in rows] == model(x).argmax(1).tolist()

@@ -30,7 +30,8 @@ def learning_rate(recipe: Recipe, epoch: float) -> float:
         return recipe.learning_rate
     share = (epoch - recipe.decay_epoch) / (recipe.epochs - recipe.decay_epoch)
     if recipe.decay == "linear":
-        return recipe.learning_rate + share * (recipe.end_learning_rate - recipe.learning_rate)
+        # From the end rate, which may be tiny: a difference of two large numbers would not end there.
+        return recipe.end_learning_rate + (1 - share) * (recipe.learning_rate - recipe.end_learning_rate)
     return recipe.learning_rate * (recipe.end_learning_rate / recipe.learning_rate) ** share
 
 
