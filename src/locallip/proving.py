@@ -59,7 +59,7 @@ def certify(
         out: Rows to write, one per image: a file that ends in .jsonl or .csv, with settings and summary in .json beside it.
         resume: Go on with the rows in --out.
         radius: Also look for the largest radius that can be certified for each image, and print certified accuracy over eps;
-            takes about five times as long.
+            takes several times as long.
         method: local is the paper's bound; auto also looks for slopes that pull the worst logits back through the network.
         deployed_dtype: Certify what the program in float32 does as well, at every point that float32 can hold.
         failure_prob: Chance that one image's certificate, or its radius, is wrong, under high_probability.
