@@ -97,10 +97,11 @@ def test_readme_certifies_what_it_says() -> None:
     assert bool(torch.isfinite(names["loss"]))
 
 
-def test_readme_shows_the_results_that_are_there() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+@pytest.mark.parametrize("document", ["README.md", "docs/auditing.md"])
+def test_documents_show_the_results_that_are_there(document: str) -> None:
+    text = (ROOT / document).read_text(encoding="utf-8")
     expected = tables.filled_from(text, ROOT / "results")
-    assert text == expected, "README.md is behind results/; this rewrites it: python -m locallip.tables README.md"
+    assert text == expected, f"{document} is behind results/: python -m locallip.tables {document} results rewrites it"
 
 
 def test_documents_know_whether_networks_come_with_the_package() -> None:

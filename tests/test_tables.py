@@ -361,6 +361,21 @@ def test_a_damaged_certificate_is_named(tmp_path: Path, wrong: dict[str, Any]):
         tables.certificates_table(tmp_path)
 
 
+def test_audits_stand_below_each_other_and_a_damaged_one_is_named(tmp_path: Path):
+    assert tables.audits_table(tmp_path) is None
+    path = tmp_path / "audits" / "a.json"
+    path.parent.mkdir()
+    settings = {"model": "mine", "images": 300, "data": "mnist", "split": "test", "certificates": 7, "hardware": "One GPU"}
+    report = {"tried": 100_000, "broken": 2, "closest_lead": 0.25, "nearest_boundary": None}
+    values = {"settings": settings | {"radii": [0.5, 1.25], "guarantee": "high_probability"}, "report": report}
+    path.write_text(json.dumps(values))
+    cells = ["`mine`", "300 of mnist, test", "7 (high probability)", "0.5 to 1.2", "100,000", "2", "25 %", "—", "One GPU"]
+    assert tables.audits_table(tmp_path).splitlines()[2].strip("| ").split(" | ") == cells
+    path.write_text(json.dumps({"settings": settings, "report": report}))  # without radii
+    with pytest.raises(ValueError, match=r"a\.json is no report"):
+        tables.audits_table(tmp_path)
+
+
 def test_both_parts_of_a_document_are_filled(tmp_path: Path):
     certificate(tmp_path / "results", "a.json")
     written(tmp_path / "results" / "runs")

@@ -1,17 +1,19 @@
 """Text for people: the paper's tables beside our results in Markdown, the list of recipes and the list of networks.
 
-python -m locallip.tables README.md            fills the part of a document that shows results, from results/ beside it
-python -m locallip.tables README.md FOLDER     the same from the result files in FOLDER
+python -m locallip.tables README.md                   fills the parts of a document that show results, from results/ beside it
+python -m locallip.tables docs/auditing.md results    the same from the result files in a folder
 """
 
 from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from locallip import paper
+from locallip.audit.table import HEAD as AUDIT_HEAD
+from locallip.audit.table import audit_rows
 from locallip.files import write_atomically
 from locallip.norms import Guarantee
 from locallip.proofs import WrongRows
@@ -79,6 +81,20 @@ def certificates_table(results: Path) -> str | None:
     return _markdown(HEAD, lines) if lines else None
 
 
+def audits_table(results: Path) -> str | None:
+    """What was tried on certificates, from what `locallip audit` wrote to the folder `audits` of `results`."""
+    lines = audit_rows(results / "audits")
+    return _markdown(AUDIT_HEAD, lines) if lines else None
+
+
+#: The generated parts of documents by name, each from the files in a folder of results.
+PARTS: dict[str, Callable[[Path], str]] = {
+    "results": readme_table,
+    "certificates": lambda results: certificates_table(results) or "No certificates have been issued yet.",
+    "audits": lambda results: audits_table(results) or "No network has been audited yet.",
+}
+
+
 def _briefly(run: Result) -> list[str]:
     """Our cells of `readme_table`."""
     name, clean, pgd, estimate, certified, seconds, _, hardware = _ours(run)
@@ -96,10 +112,10 @@ def filled(text: str, table: str, part: str = "results") -> str:
 
 def filled_from(text: str, results: Path) -> str:
     """A document with all its generated parts from the files in `results`."""
-    text = filled(text, readme_table(results))
-    if BEGIN.format("certificates") not in text:
-        return text
-    return filled(text, certificates_table(results) or "No certificates have been issued yet.", "certificates")
+    parts = [part for part in PARTS if BEGIN.format(part) in text or END.format(part) in text]
+    for part in parts or PARTS:
+        text = filled(text, PARTS[part](results), part)
+    return text
 
 
 def main(argv: Sequence[str]) -> int:
