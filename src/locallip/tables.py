@@ -1,6 +1,6 @@
 """Text for people: the paper's tables beside our results in Markdown, the list of recipes and the list of networks.
 
-python -m locallip.tables README.md                   fills the parts of a document that show results, from results/ beside it
+python -m locallip.tables README.md                   fills the parts of a document that show results, from results/ beside
 python -m locallip.tables docs/auditing.md results    the same from the result files in a folder
 """
 

@@ -14,7 +14,7 @@ class WrongReport(ValueError):
 
 
 def audit_rows(folder: Path) -> list[list[str]]:
-    """The cells of HEAD, a line for each file *.json of `locallip audit --out` in a folder; none where there is no folder."""
+    """The cells of HEAD, a line per file *.json of `locallip audit --out` in a folder; none where there is none."""
     return [_line(path) for path in sorted(folder.glob("*.json"))] if folder.is_dir() else []
 
 
