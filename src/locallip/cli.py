@@ -25,6 +25,8 @@ from locallip.data import DamagedData, MissingData
 from locallip.options import WrongOption, check, device_of, radius_of
 from locallip.proofs import WrongRows
 from locallip.proving import certify, verify
+from locallip.report.runs import WrongRun
+from locallip.reporting import report
 from locallip.results import WrongResult
 from locallip.training.fit import Options, fit
 from locallip.training.recipe import Recipe, WrongRecipe, find, rescaled
@@ -178,6 +180,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "verify": verify,
     "attack": attack,
     "audit": audit,
+    "report": report,
     "recipes": recipes,
     "models": models,
     "table": table,
@@ -191,6 +194,7 @@ FAILURES = (
     WrongModel,
     WrongResult,
     WrongRows,
+    WrongRun,
     RunFolderError,
     Diverged,
 )
