@@ -42,11 +42,11 @@ class Branches(nn.Module):
 
 
 def test_many_branches_before_a_threshold() -> None:
-    """Each of 600 branches adds less than rounding shows; together they lift a unit over its threshold."""
+    """Each of 450 branches adds less than rounding shows; together they lift a unit over its threshold."""
     half, small = 0.5, 0.99 * 2.0**-53
-    total = Fraction(half) * (1 + 600 * Fraction(small))
+    total = Fraction(half) * (1 + 450 * Fraction(small))
     low, bias = (float(Fraction(half) * (1 + k * U)) for k in (240, 400))
-    model = Branches([1.0] + [small] * 600, nn.Sequential(nn.Hardtanh(low, 100.0), linear([[1.0], [0.0]], [0.0, bias])))
+    model = Branches([1.0] + [small] * 450, nn.Sequential(nn.Hardtanh(low, 100.0), linear([[1.0], [0.0]], [0.0, bias])))
     exact = Fraction(bias) - max(total, Fraction(low))
     assert exact < 0  # so that class 0 wins at x' = 0.5
     prover = Prover(model, (1,), "deterministic", method="local")
@@ -197,7 +197,7 @@ def _claims(network: Network, trace: Trace, y: Tensor, monkeypatch: pytest.Monke
     return [worst.detach() for worst in found]
 
 
-@pytest.mark.parametrize("part", range(3))
+@pytest.mark.parametrize("part", range(2))
 def test_worst_logits_of_wild_networks_are_never_below_exact_ones(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """No point of the ball raises a class by more than any depth, any steps and any slopes allow, to the last bit."""
     torch.manual_seed(part)
