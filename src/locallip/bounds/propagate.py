@@ -287,7 +287,7 @@ def _pre_activation_outward(stage: Stage, regions: list[Region], balls: _Balls) 
     center, middle = total(centers) + offset, total(middles) + offset
     error = up(total(errors) + offset_slack, 8 + stage.fan_in)
     spread = up(total(spreads) + offset_slack, 8 + stage.fan_in) + slack * middle.abs()
-    reach = up(total(reaches) + error) + slack * center.abs()
+    reach = up(total(reaches) + error, 8 + stage.fan_in) + slack * center.abs()
     upper = torch.minimum(middle + spread, center + reach)
     lower = torch.maximum(middle - spread, center - reach)
     return center, error, Box(lower, upper)
