@@ -69,10 +69,11 @@ def report(
     check_used(rows, found)
     if explore:
         place = device_of(device) or torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        options = {"guarantee": guarantee, "layers": layers, "seed": seed, "place": place}
-        found = [
-            _explored(run, name, explore, data_root, download, **options) for run, name in zip(found, runs, strict=True)
-        ]
+        local = layers or ("all" if place.type == "cuda" else "dense")
+        for number, name in enumerate(runs):
+            network, images, eps = _brought(found[number], name, data_root, download)
+            explorer = Explorer(network, images, eps, guarantee, local, seed, place, _say)
+            found[number] = _explored(found[number], name, explorer, explore)
     page = page_of(found)
     check(bool(page.sections or page.explorer), f"nothing is known of {', '.join(runs)} yet: has the training begun?")
     text = render(page).encode()
@@ -81,10 +82,10 @@ def report(
         f"the report would have {len(text) / 1e6:.1f} MB, more than {LARGEST / 1e6:.0f}: explore fewer images",
     )
     write_atomically(out, text)
-    number = sum(len(section.figures) for section in page.sections)
-    images = sum(len(network["images"]) for network in (page.explorer or {"networks": []})["networks"])
-    print(f"{out}: {number} figures, {images} images to explore, {len(text) / 1e6:.1f} MB")
-    if not images:
+    count = sum(len(section.figures) for section in page.sections)
+    explored = sum(len(network["images"]) for network in (page.explorer or {"networks": []})["networks"])
+    print(f"{out}: {count} figures, {explored} images to explore, {len(text) / 1e6:.1f} MB")
+    if not explored:
         _say(f"no explorer: `locallip report {' '.join(runs)} --explore 24` looks into test images")
 
 

@@ -16,8 +16,8 @@ def convergence(runs: Sequence[Run]) -> Section | None:
     figures = [_steps(run, k) for k, run in enumerate(runs)]
     found = [figure for figure in figures if figure is not None]
     about = (
-        "The paper stops power iteration when its vector moves by at most 0.001 in a step. Lanczos counts as converged when its "
-        "norm stays within 0.1 % of the last value."
+        "The paper stops power iteration when its vector moves by at most 0.001 in a step. Lanczos counts as converged when "
+        "its norm stays within 0.1 % of the last value."
     )
     return Section("convergence", "Steps until a norm has converged", about, found) if found else None
 
