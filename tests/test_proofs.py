@@ -289,7 +289,7 @@ def test_verify_wants_all_rows_and_their_own_summary(model, images, certified_ro
         ("model", 5), ("images", "x"), ("images", -5), ("guarantee", "sure"), ("guarantee", [1]), ("failure_prob", 2),
         ("failure_prob", "x"), ("failure_prob", 0.0), ("attack_steps", -1), ("power_steps", 0), ("eps", [0.1]),
         ("eps", None), ("eps", "0"), ("eps", "x"), ("data", ["a"]), ("split", "xx"), ("seed", 1.5), ("seed", 2**70),
-        ("seed", None), ("data", "numbers"), ("eps", "1e999999999"),
+        ("seed", None), ("eps", "1e999999999"),
     ],
 )  # fmt: skip
 def test_settings_that_are_not_what_they_should_be_are_named(certified_rows, tmp_path, name, value):
@@ -511,3 +511,11 @@ def test_no_room_for_one_image_is_said_in_a_sentence(network_file, capsys, monke
     code, _, said = called(capsys, "certify", network_file, "--data", "embedded", "--eps", EPS, "--limit", 1)
     assert code == 1
     assert "there is too little memory: try a smaller --batch" in said
+
+
+def test_rows_about_unknown_data_are_named(certified_rows, tmp_path, capsys):
+    about = json.loads((certified_rows / "rows.json").read_text())
+    (tmp_path / "rows.json").write_text(json.dumps({**about, "settings": {**about["settings"], "data": "numbers"}}))
+    code, _, said = called(capsys, "verify", tmp_path / "rows.jsonl")
+    assert code == 1
+    assert "rows.json: there is no data set 'numbers'" in said

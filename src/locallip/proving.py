@@ -11,6 +11,7 @@ from typing import Literal
 import torch
 
 from locallip.brought import brought, name_of
+from locallip.data import READERS
 from locallip.network import UnsupportedLayer
 from locallip.norms import Guarantee, LayerTooLarge
 from locallip.options import check, device_of
@@ -140,6 +141,8 @@ def verify(
     """
     check(sample >= 1, f"--sample must be at least 1, got {sample}")
     settings, _ = read_settings(rows)
+    if settings.data not in READERS:
+        raise WrongRows(f"{about_file(rows)}: there is no data set {settings.data!r}; known are {', '.join(READERS)}")
     about = (settings.data, settings.eps, settings.split, data_root, download)
     try:
         network, images, _ = brought(settings.model if model is None else model, *about)
