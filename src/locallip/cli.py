@@ -17,6 +17,7 @@ import torch
 import locallip
 from locallip import demo as demonstration
 from locallip import tables
+from locallip.arithmetic import is_out_of_memory
 from locallip.attacking import attack
 from locallip.attacks import MissingAttack
 from locallip.auditing import audit
@@ -232,6 +233,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except OSError as error:
         print(f"locallip: {error}", file=sys.stderr)
+        return 1
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        print(f"locallip: there is too little memory: try a smaller --batch ({str(error).splitlines()[0]})", file=sys.stderr)
         return 1
     except Stopped:
         return 130
