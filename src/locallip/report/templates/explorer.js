@@ -48,10 +48,8 @@ function startTheme() {
 
 /** Drawings that are wider than their column can be scrolled with the keyboard. */
 function startScrollers() {
-  const mark = (area) => area.toggleAttribute("data-wide", area.scrollWidth > area.clientWidth + 1);
   const observer = new ResizeObserver((entries) => entries.forEach(({ target }) => {
-    mark(target);
-    if (target.hasAttribute("data-wide")) target.tabIndex = 0;
+    if (target.scrollWidth > target.clientWidth + 1) target.tabIndex = 0;
     else target.removeAttribute("tabindex");
   }));
   document.querySelectorAll(".drawing").forEach((area) => observer.observe(area));
@@ -156,22 +154,17 @@ function buildSentence(image) {
   return (at) => {
     const radius = network.grid[at], margin = image.margin[at], holds = margin !== null && margin > 0;
     const where = radius === 0 ? "At the image itself" : `Within radius ${number(radius)}`;
-    const claim = make("span", { className: holds ? "yes" : "no" });
-    const rest = [];
-    if (holds && isProof()) {
-      claim.textContent = `is proved to lead by at least ${proved(margin)}`;
-      rest.push(` over every other class.`);
-    } else if (holds) {
-      claim.textContent = `is estimated to lead by ${proved(margin)}`;
-      rest.push(" over every other class. This is no proof.");
-    } else {
-      claim.textContent = isProof() ? "is not proved to lead" : "is not estimated to lead";
-      if (image.prediction !== image.label) rest.push(`; the network takes the image for ${className(image.prediction)}.`);
-      else if (image.attacked !== null && image.attacked <= radius) rest.push("; an attack shows that it does not.");
-      else rest.push("; no attack at this distance is known either.");
-    }
-    byId("sentence").replaceChildren(`${where} the label ${name} `, claim, ...rest);
+    const claim = holds ? `is ${isProof() ? "proved" : "estimated"} to lead by at least ${proved(margin)}`
+      : `is not ${isProof() ? "proved" : "estimated"} to lead`;
+    byId("sentence").replaceChildren(`${where} the label ${name} `, make("span", { className: holds ? "yes" : "no" }, claim),
+      holds ? ` over every other class${isProof() ? "." : "; this is no proof."}` : whyNot(image, radius));
   };
+}
+
+function whyNot(image, radius) {
+  if (image.prediction !== image.label) return `: the network takes the image for ${className(image.prediction)}.`;
+  if (image.attacked !== null && image.attacked <= radius) return ": an attack succeeds.";
+  return ", and no attack is known that succeeds.";
 }
 
 /** The axis of distances: what is proved, what is broken, and the gap where neither is known. */
@@ -182,24 +175,19 @@ function buildAxis(image) {
   const place = (x) => 100 * x / end;
   const track = make("div", { className: "track", "aria-hidden": "true" });
   const stripe = (kind, from, to) => {
-    const element = make("span", { className: kind });
-    stretch(element, place(from), place(to));
-    track.append(element);
-  };
-  const pin = (kind, x) => {
-    const element = make("span", { className: kind });
-    element.style.left = `${place(x)}%`;
-    track.append(element);
+    const element = track.appendChild(make("span", { className: kind }));
+    if (to === undefined) element.style.left = `${place(from)}%`;
+    else stretch(element, place(from), place(to));
     return element;
   };
   if (!wrong) stripe("gap", radius ?? 0, attacked ?? end);
   if (radius) stripe("safe", 0, radius);
-  if (attacked !== null) { stripe("broken", attacked, end); pin("attacked", attacked); }
-  pin("eps", eps);
-  const here = pin("here", 0), reading = make("b");
+  if (attacked !== null) { stripe("broken", attacked, end); stripe("attacked", attacked); }
+  stripe("eps", eps);
+  const here = stripe("here", 0), reading = make("b");
   const mark = (kind, text, value) => make("li", {}, make("span", { className: `mark ${kind}` }), `${text} `, value);
   const value = (text) => make("b", {}, text);
-  const marks = [mark("here", "slider", reading), mark("eps", `eps, ${network.eps_text} =`, value(number(eps)))];
+  const marks = [mark("here", "chosen radius", reading), mark("eps", `eps, ${network.eps_text} =`, value(number(eps)))];
   if (radius) marks.unshift(mark("safe", radiusWords(), value(proved(radius))));
   if (attacked !== null) marks.push(mark("attacked", "attack succeeds at", value(number(attacked))));
   if (!wrong) marks.push(mark("gap", "neither proved nor broken", ""));
@@ -272,7 +260,6 @@ function buildLogits(image) {
       over.hidden = !crossing;
       if (crossing) stretch(over, place(Math.max(floor, lower(k))), place(upper(k)));
       amount.textContent = `${proved(image.lower[at][k])} … ${bound(image.upper[at][k])}`;
-      amount.classList.toggle("crossing", crossing);
       overlaps += crossing;
     }
     byId("logits-note").textContent = logitNote(overlaps, image.margin[at] > 0, left);
@@ -280,7 +267,7 @@ function buildLogits(image) {
 }
 
 function logitNote(overlaps, holds, left) {
-  const parts = ["The dashed line is the lower end of the label's interval, the dark tick each logit of the image itself."];
+  const parts = ["The dashed line is the lower end of the label's interval, each short tick the logit at the image itself."];
   if (!overlaps) parts.push("No other interval reaches it.");
   else {
     parts.push(`${overlaps === 1 ? "One other interval reaches" : `${overlaps} other intervals reach`} beyond it.`);
@@ -300,20 +287,19 @@ function buildLayers(image) {
     const canvas = make("canvas", { width, height, role: "img", "aria-label": `Units of ${layer.title} that can change` });
     canvas.style.maxWidth = width < height ? percent(width / height) : "";
     const drawing = canvas.getContext("2d"), picture = new ImageData(width, height);
-    const changing = make("b"), text = make("p");
+    const text = make("p");
     const element = make("div", { className: "layer" }, make("h4", {}, layer.title),
       make("div", { className: "plate" }, canvas), text);
-    const built = { layer, element, drawing, picture, words: new Uint32Array(picture.data.buffer), start, size, changing, text };
+    const built = { layer, element, drawing, picture, words: new Uint32Array(picture.data.buffer), start, size, text };
     start += radii * size;
     return built;
   });
   byId("layers").replaceChildren(...layers.map((built) => built.element));
-  return (at) => layers.forEach(({ layer, drawing, picture, words, start: first, size, changing, text }, k) => {
+  return (at) => layers.forEach(({ layer, drawing, picture, words, start: first, size, text }, k) => {
     const from = first + at * size, free = image.varying[at][k];
     for (let i = 0; i < size; i++) words[i] = GLOW[values[from + i]];
     drawing.putImageData(picture, 0, 0);
-    changing.textContent = count(free);
-    text.replaceChildren(changing, ` of ${count(layer.units)} units can change; ${count(layer.units - free)} rows and columns removed`);
+    text.replaceChildren(make("b", {}, count(free)), ` of ${count(layer.units)} units can change; ${count(layer.units - free)} rows and columns removed`);
   });
 }
 
@@ -327,7 +313,7 @@ function buildRadii(image) {
   const lines = wide.map((everywhere, k) => {
     const near = make("span", { className: "near" }), far = make("span", { className: "wide" });
     const amount = make("span", { className: "amount" });
-    const name = network.layers[k]?.title ?? "Logits";
+    const name = network.layers[k]?.title ?? "logits";
     return { k, everywhere, near, far, amount,
       element: row(name, make("div", { className: "track pair", "aria-hidden": "true" }, near, far), amount) };
   });
@@ -338,7 +324,7 @@ function buildRadii(image) {
       const local = image.lipschitz[at][k], reach = (l) => (l === null ? null : l * grid[at]);
       stretch(near, 0, local === null ? 100 : place(reach(local)));
       stretch(far, 0, everywhere === null ? 100 : place(reach(everywhere)));
-      amount.textContent = `${bound(reach(local))} against ${bound(reach(everywhere))}`;
+      amount.textContent = `${bound(reach(local))} / ${bound(reach(everywhere))}`;
     }
   };
 }
@@ -401,7 +387,7 @@ function move(to) {
 function thumbnail(image, place) {
   const canvas = make("canvas", { "aria-hidden": "true" }), pixels = bytes(image.pixels);
   paint(canvas, network.shape, (i) => pixels[i]);
-  const radius = image.radius ? proved(image.radius) : "–";
+  const radius = image.radius ? proved(image.radius) : image.prediction === image.label ? "none" : "wrong";
   const known = image.radius ? `${radiusWords()} ${radius}` : `no ${radiusWords()}`;
   const thumb = make("div", { className: "thumb", role: "option", tabIndex: -1, "aria-selected": image === chosen,
     "aria-label": `Image ${image.index}, ${className(image.label)}, ${verdictWords(image.verdict)}, ${known}`,
