@@ -59,8 +59,9 @@ def demo(
     limit: int = 500,
     images: int = 10_000,
     out: Path | None = None,
+    page: Path | None = None,
 ) -> None:
-    """Train a small network on embedded handwritten digits and certify test images, in one to two minutes on two cores.
+    """Train a small network on embedded handwritten digits, certify test images, and write a report to look at.
 
     Args:
         eps: Radius of the l2 balls, for pixels in [0, 1]; a number or a fraction such as 36/255.
@@ -68,7 +69,8 @@ def demo(
         seed: Start of every random draw; the same seed gives the same result on the same machine.
         limit: Certify the first so many test images, at most 10000.
         images: Train on the first so many training images, at most 10000.
-        out: Run folder to keep: weights, metrics, checkpoints.
+        out: Run folder to keep: weights, metrics, checkpoints, certificates.
+        page: Report to write; report.html in --out if not given, or locallip-demo.html here.
     """
     radius = radius_of(eps)
     check(epochs >= 1, f"--epochs must be at least 1, got {epochs}")
@@ -76,7 +78,10 @@ def demo(
     check(1 <= limit <= 10_000, f"--limit must be between 1 and 10000, got {limit}")
     check(1 <= images <= 10_000, f"--images must be between 1 and 10000, got {images}")
     check(out is None or not (out / "config.json").exists(), f"--out {out} already holds a run: name another folder")
-    demonstration.run(radius, epochs, seed, limit, images, out)
+    page = page or (Path("locallip-demo.html") if out is None else out / "report.html")
+    check(page.suffix in (".html", ".htm"), f"--page {page}: a report is a file that ends in .html")
+    check(page.parent.is_dir() or page.parent == out, f"--page {page}: there is no folder {page.parent}")
+    demonstration.run(radius, epochs, seed, limit, images, out, page)
 
 
 def recipes() -> None:
@@ -203,7 +208,7 @@ FAILURES = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit code is 0, 1 where it failed and 2 where it was called wrongly."""
-    args = list(sys.argv[1:] if argv is None else argv)
+    args = ["--out" if word == "-o" else word for word in (sys.argv[1:] if argv is None else argv)]
     if args == ["--version"]:
         print(version())
         return 0

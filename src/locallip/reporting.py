@@ -21,9 +21,6 @@ from locallip.report.explore import Explorer, chosen
 from locallip.report.runs import EXPLORED, Run, check_used, read_run
 from locallip.zoo import WrongModel
 
-#: What one report may weigh, so that it can be sent and opened everywhere.
-LARGEST = 5_000_000
-
 
 def report(
     runs: tuple[str, ...],
@@ -54,8 +51,7 @@ def report(
         device: Such as cpu or cuda:1; the first GPU if there is one.
     """
     try:
-        from locallip.report.build import page_of
-        from locallip.report.page import render
+        from locallip.report.build import write_report
     except ImportError:
         raise WrongOption(
             "a report needs the extra 'report': pip install 'locallip[report]', or '.[report]' in a clone"
@@ -74,18 +70,8 @@ def report(
             network, images, eps = _brought(found[number], name, data_root, download)
             explorer = Explorer(network, images, eps, guarantee, local, seed, place, _say)
             found[number] = _explored(found[number], name, explorer, explore)
-    page = page_of(found)
-    check(bool(page.sections or page.explorer), f"nothing is known of {', '.join(runs)} yet: has the training begun?")
-    text = render(page).encode()
-    check(
-        len(text) <= LARGEST,
-        f"the report would have {len(text) / 1e6:.1f} MB, more than {LARGEST / 1e6:.0f}: explore fewer images",
-    )
-    write_atomically(out, text)
-    count = sum(len(section.figures) for section in page.sections)
-    explored = sum(len(network["images"]) for network in (page.explorer or {"networks": []})["networks"])
-    print(f"{out}: {count} figures, {explored} images to explore, {len(text) / 1e6:.1f} MB")
-    if not explored:
+    print(f"{out}: {write_report(found, out)}")
+    if not any(run.explored for run in found):
         _say(f"no explorer: `locallip report {' '.join(runs)} --explore 24` looks into test images")
 
 

@@ -4,15 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import locallip
 from locallip import paper
+from locallip.files import write_atomically
 from locallip.report.converged import convergence
-from locallip.report.page import Card, Page
+from locallip.report.page import Card, Page, render
 from locallip.report.proved import certificates
-from locallip.report.runs import Run
+from locallip.report.runs import Run, WrongRun
 from locallip.report.trained import training
+
+#: What one report may weigh, so that it can be sent and opened everywhere.
+LARGEST = 5_000_000
+
+
+def write_report(runs: Sequence[Run], out: Path) -> str:
+    """Write the page of these runs and say what is in it, in a line."""
+    page = page_of(runs)
+    if not page.sections and page.explorer is None:
+        raise WrongRun(f"nothing is known of {', '.join(run.name for run in runs)} yet: has the training begun?")
+    text = render(page).encode()
+    if len(text) > LARGEST:
+        raise WrongRun(
+            f"the report would have {len(text) / 1e6:.1f} MB, more than {LARGEST / 1e6:.0f}: explore fewer images"
+        )
+    write_atomically(out, text)
+    figures = sum(len(section.figures) for section in page.sections)
+    images = sum(len(network["images"]) for network in (page.explorer or {"networks": []})["networks"])
+    return f"{figures} figures, {images} images to explore, {len(text) / 1e6:.1f} MB"
 
 
 def page_of(runs: Sequence[Run]) -> Page:

@@ -30,14 +30,6 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Reference:
-    """A level to compare with, such as the paper's figure."""
-
-    name: str
-    value: float
-
-
-@dataclass(frozen=True)
 class Axis:
     """The way from values to places: low to high is `begin` to `end` in the drawing."""
 
@@ -69,16 +61,12 @@ def line_chart(
     *,
     log: bool = False,
     top: float | None = None,
-    references: Sequence[Reference] = (),
 ) -> str:
     """Lines over one axis; y begins at 0, or is logarithmic; `top` fixes where it ends."""
-    values = [v for line in lines for v in line.y] + [reference.value for reference in references]
     drawn = [line for line in lines if any(math.isfinite(v) for v in line.y)]
-    legend = _legend([(line.name, line.series, line.dashed) for line in drawn] + [(r.name, -1, True) for r in references])
-    x, y = _axes([v for line in lines for v in line.x], values, log, top, legend.height)
-    parts = [*_frame(x, y, x_name, y_name), *(_reference(r, x, y) for r in references)]
-    parts += [_path(line, x, y) for line in drawn]
-    return _svg(parts + legend.parts)
+    legend = _legend([(line.name, line.series, line.dashed) for line in drawn])
+    x, y = _axes([v for line in lines for v in line.x], [v for line in lines for v in line.y], log, top, legend.height)
+    return _svg([*_frame(x, y, x_name, y_name), *(_path(line, x, y) for line in drawn), *legend.parts])
 
 
 def bar_chart(
@@ -86,45 +74,36 @@ def bar_chart(
     series: Sequence[tuple[str, Sequence[float]]],
     y_name: str,
     *,
-    x_name: str = "",
     top: float | None = None,
-    references: Sequence[Reference] = (),
-    colours: Sequence[int] | None = None,
+    marks: tuple[str, Sequence[float]] | None = None,
 ) -> str:
-    """Bars in groups, one per series; a value that is not finite has none. `colours` are the numbers of the series."""
-    places = list(colours or range(len(series)))
-    shown = [(name, places[k], False) for k, (name, _) in enumerate(series)] if len(series) > 1 else []
-    legend = _legend(shown + [(r.name, -1, True) for r in references])
-    values = [v for _, row in series for v in row] + [r.value for r in references]
+    """Bars in groups, one per series; a value that is not finite has none. `marks` are levels to compare with, by group."""
+    legend = _legend(
+        [(name, k, False) for k, (name, _) in enumerate(series) if len(series) > 1]
+        + ([(marks[0], -1, True)] if marks else [])
+    )
+    values = [v for _, row in series for v in row] + list(marks[1] if marks else [])
     x, y = _axes([0.0, float(len(groups))], values, False, top, legend.height)
-    parts = _frame(x, y, x_name, y_name, x_ticks=False)
+    parts = _frame(x, y, "", y_name, x_ticks=False)
     width = 0.8 / max(len(series), 1)
     for k, (_, row) in enumerate(series):
         for g, value in enumerate(row):
             if math.isfinite(value):
                 left, right = x(g + 0.1 + k * width), x(g + 0.1 + (k + 1) * width)
-                parts.append(_bar(left, y(value), right - left - min(1.0, (right - left) / 4), y(y.low), places[k]))
+                parts.append(_bar(left, y(value), right - left - min(1.0, (right - left) / 4), y(y.low), k))
     every = max(1, math.ceil(len(groups) * max(map(len, groups), default=1) * LETTER / (x.end - x.begin) * 0.9))
-    for g in range(0, len(groups), every):
-        parts.append(_text(x(g + 0.5), y.begin + 18, groups[g], "tick", "middle"))
-    parts += [_reference(r, x, y) for r in references]
+    parts += [_text(x(g + 0.5), y.begin + 18, groups[g], "tick", "middle") for g in range(0, len(groups), every)]
+    for g, value in enumerate(marks[1] if marks else []):
+        if math.isfinite(value):
+            parts.append(f'<line class="paper" x1="{x(g + 0.02)}" x2="{x(g + 0.98)}" y1="{y(value)}" y2="{y(value)}"/>')
     return _svg(parts + legend.parts)
 
 
-def histogram(
-    values: Sequence[Sequence[float]], names: Sequence[str], x_name: str, y_name: str, *, bins: int = 24, log: bool = False
-) -> str:
-    """How many values fall between equal steps, as an outline per set of values."""
-    return line_chart(histogram_lines(values, names, bins=bins, log=log), x_name, y_name)
-
-
-def histogram_lines(
-    values: Sequence[Sequence[float]], names: Sequence[str], *, bins: int = 24, log: bool = False
-) -> list[Line]:
-    """The outlines of `histogram`: share of each set in each bin, in per cent."""
+def histogram_lines(values: Sequence[Sequence[float]], names: Sequence[str], *, bins: int = 24) -> list[Line]:
+    """How many values of each set fall between equal steps, in per cent, as one outline per set."""
     found = [v for row in values for v in row if math.isfinite(v)]
     low, high = (min(found), max(found)) if found else (0.0, 1.0)
-    low = 0.0 if not log and low < 0.3 * high else low
+    low = 0.0 if low < 0.3 * high else low
     width = (high - low) / bins or 1.0
     lines = []
     for k, row in enumerate(values):
@@ -240,10 +219,6 @@ def _path(line: Line, x: Axis, y: Axis) -> str:
 def _bar(left: float, upper: float, width: float, lower: float, series: int) -> str:
     box = f'x="{left:.2f}" y="{min(upper, lower):.2f}" width="{max(width, 0):.2f}" height="{abs(lower - upper):.2f}"'
     return f'<g class="fill"><rect class="s{series % SERIES}" {box}/></g>'
-
-
-def _reference(reference: Reference, x: Axis, y: Axis) -> str:
-    return f'<line class="paper" x1="{x.begin}" x2="{x.end}" y1="{y(reference.value)}" y2="{y(reference.value)}"/>'
 
 
 @dataclass(frozen=True)

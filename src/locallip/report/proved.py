@@ -8,7 +8,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 from locallip.certify import Verdict
-from locallip.report.charts import Line, Reference, bar_chart, histogram_lines, line_chart, shares
+from locallip.data.cifar10 import CLASSES as CIFAR10
+from locallip.report.charts import Line, bar_chart, histogram_lines, line_chart, shares
 from locallip.report.figure import of_lines, table
 from locallip.report.page import Figure, Section
 from locallip.report.runs import Certified, Run
@@ -34,23 +35,23 @@ def certificates(runs: Sequence[Run]) -> Section | None:
 
 
 def _accuracies(runs: Sequence[Run]) -> Figure | None:
-    """Clean, attacked, estimated and certified, with the paper's row as reference lines where there is one run."""
+    """Clean, attacked, estimated and certified, with the paper's row beside them where all runs stand for the same one."""
     kinds = (("clean", "clean"), ("pgd", "PGD"), ("estimate", "estimate"), ("certified", "certified"))
     shown = [run for run in runs if run.evaluation]
     if not shown:
         return None
     series = [(run.name, [_figure(run, key) for key, _ in kinds]) for run in shown]
-    references, row = [], shown[0].paper
+    row, marks = shown[0].paper, None
     if row is not None and len({run.paper for run in shown}) == 1:
-        figures = (("clean", row.clean), ("PGD", row.pgd), ("certified (an estimate)", row.certified))
-        references = [Reference(f"paper: {word}", value) for word, value in figures]
+        marks = ("paper (what it calls certified is an estimate)", [row.clean, row.pgd, row.certified, math.nan])
     see = "From left to right each can only be lower. The estimate takes norms from below and proves nothing."
     gaps = [_figure(run, "estimate") - _figure(run, "certified") for run in shown]
     if all(math.isfinite(gap) for gap in gaps):
         see += f" Between the two lie {' and '.join(f'{gap:.2f}' for gap in gaps)} points."
     data = [(name, word, value) for name, values in series for (_, word), value in zip(kinds, values, strict=True)]
-    csv = table(("run", "accuracy", "per cent"), data + [("paper", r.name, r.value) for r in references])
-    svg = bar_chart([word for _, word in kinds], series, "test images, %", top=100, references=references)
+    data += [("paper", word, value) for (_, word), value in zip(kinds, marks[1] if marks else [], strict=False)]
+    csv = table(("run", "accuracy", "per cent"), data)
+    svg = bar_chart([word for _, word in kinds], series, "test images, %", top=100, marks=marks)
     title = "Estimate against proof, and the paper"
     return Figure("accuracies", title, see, svg, csv, f"{title}. {see}")
 
@@ -141,7 +142,7 @@ def _classes(run: Run, k: int) -> Figure | None:
     found = run.proofs
     if found is None:
         return None
-    names = found_classes(run, found)
+    names = _names(run, found)
     clean, proved = ([0] * len(names) for _ in range(2))
     totals = Counter(row.label for row in found.rows)
     for row in found.rows:
@@ -158,11 +159,11 @@ def _classes(run: Run, k: int) -> Figure | None:
     return Figure(f"classes-{k}", title, see, svg, table(("class", "right", "certified"), data), f"{title}. {see}")
 
 
-def found_classes(run: Run, found: Certified) -> list[str]:
+def _names(run: Run, found: Certified) -> list[str]:
     """The names of the classes where they are known, else their numbers."""
-    names = (run.explored.get("network") or {}).get("classes")
+    names = (run.explored.get("network") or {}).get("classes") or (CIFAR10 if found.settings.data == "cifar10" else ())
     count = max([row.label for row in found.rows], default=0) + 1
-    return list(names) if names and len(names) >= count else [str(n) for n in range(count)]
+    return list(names) if len(names) >= count else [str(n) for n in range(count)]
 
 
 def _figure(run: Run, key: str) -> float:

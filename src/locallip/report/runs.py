@@ -89,8 +89,11 @@ def _from_folder(path: Path) -> Run:
         raise WrongRun(f"the folder {path} holds no {CONFIG}: it is not a run of `locallip train`")
     recipe = _json(path / CONFIG)
     metrics = RunFolder(path).metrics()
-    if not (path / RESULT).is_file():
-        return Run(path.name, recipe, metrics, {}, {}, "")
+    values = _json(path / RESULT) if (path / RESULT).is_file() else {}
+    if not values.get("evaluation"):  # still in training, or trained without an evaluation
+        training, about = values.get("training"), values.get("about")
+        hardware = str(about.get("hardware", "")) if isinstance(about, dict) else ""
+        return Run(path.name, recipe, metrics, {}, training if isinstance(training, dict) else {}, hardware)
     result = read_result(path / RESULT)
     return Run(path.name, recipe, metrics, result.evaluation, result.training, str(result.about["hardware"]))
 
