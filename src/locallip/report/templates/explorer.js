@@ -400,9 +400,9 @@ function fillGallery() {
     && (image.radius ?? 0) >= least).sort(ORDERS[byId("sort").value]);
   byId("count").textContent = `${shown.length} of ${network.images.length} images`;
   byId("gallery").replaceChildren(...shown.map(thumbnail));
-  if (!shown.length) byId("gallery").append(make("p", {}, "No image passes these filters."));
-  const current = Math.max(shown.indexOf(chosen), 0);
-  if (shown.length) byId("gallery").children[current].tabIndex = 0;
+  byId("gallery").hidden = !shown.length;
+  byId("keys").textContent = shown.length ? "Click an image, or move through them with the arrow keys." : "No image passes these filters.";
+  if (shown.length) byId("gallery").children[Math.max(shown.indexOf(chosen), 0)].tabIndex = 0;
 }
 
 /** Arrow keys move through the gallery, by lines up and down; what is reached is chosen. */
@@ -430,7 +430,7 @@ function openNetwork(which) {
   byId("detail").hidden = true;
   byId("nothing").hidden = network.images.length > 0;
   byId("nothing").textContent = `No images of ${network.name} were stored in this report, so there is nothing to explore.`;
-  for (const part of [byId("gallery"), byId("keys")]) part.hidden = !network.images.length;
+  byId("keys").hidden = !network.images.length;
   const verdicts = Object.keys(VERDICTS).filter((v) => network.images.some((image) => image.verdict === v));
   const labels = [...new Set(network.images.map((image) => image.label))].sort((a, b) => a - b);
   fillSelect(byId("verdict"), [["", "all"], ...verdicts.map((v) => [v, verdictWords(v)])]);
