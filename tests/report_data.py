@@ -73,7 +73,7 @@ def image(rng: np.random.Generator, index: int, shape: tuple[int, int, int]) -> 
         "margin": (signed - slope * np.array(GRID)).tolist(),
         "lipschitz": [[0.8 * 1.35**k * (0.4 + 0.6 * s) for k in range(len(LAYERS) + 1)] for s in share],
         "varying": [
-            [int(round(float(field[e].mean()) * units)) for field, (_, units, _) in zip(fields, LAYERS, strict=True)]
+            [round(float(field[e].mean()) * units) for field, (_, units, _) in zip(fields, LAYERS, strict=True)]
             for e in range(len(GRID))
         ],
         "maps": encoded(np.concatenate([one.reshape(-1) for one in maps])),
@@ -110,14 +110,17 @@ def figure(name: str, title: str, alt: str = "Two curves that fall") -> Figure:
         + f'"/><text class="s{k}" x="440" y="{24 + 16 * k}">series {k}</text>'
         for k in range(4)
     )
-    bars = "".join(f'<rect class="s{4 + k}" x="{90 + 30 * k}" y="{200 - 6 * k}" width="18" height="{50 + 6 * k}"/>' for k in range(4))
+    bars = "".join(
+        f'<rect class="s{4 + k}" x="{90 + 30 * k}" y="{200 - 6 * k}" width="18" height="{50 + 6 * k}"/>' for k in range(4)
+    )
     svg = (
         f'<svg viewBox="0 0 520 290">{grid}<path class="area s0" d="M50 250 L50 40 Q200 240 500 240 L500 250 Z"/>'
         f'<g class="fill">{bars}</g>{curves}<line class="paper" x1="50" x2="500" y1="120" y2="120"/>'
-        '<text class="paper label" x="60" y="114">paper, 54.3 %</text><line class="axis" x1="50" x2="500" y1="250" y2="250"/>'
+        '<text class="paper label" x="60" y="114">paper, 54.3 %</text>'
+        '<line class="axis" x1="50" x2="500" y1="250" y2="250"/>'
         '<text class="label" x="275" y="284" text-anchor="middle">epoch</text></svg>'
     )
-    csv = "epoch,value,note\r\n0,0.5,\"a, b\"\r\n1,0.25,50 % & <more> # é\r\n"
+    csv = 'epoch,value,note\r\n0,0.5,"a, b"\r\n1,0.25,50 % & <more> # é\r\n'
     return Figure(name, title, "The local bound falls below the global one within twenty epochs.", svg, csv, alt)
 
 

@@ -1,6 +1,6 @@
 // The page's script: colours of the page, and the explorer of single images. Everything comes from the JSON in the page;
-// texts are set as text, never as markup. A build... function draws one part for an image and returns a function that
-// brings it to a step of the grid of radii, so that a move of the slider only changes what depends on the radius.
+// texts are set as text, never as markup. A build... function draws one part for an image; if the radius matters to
+// it, it returns a function that brings it to a step of the grid of radii, so that the slider changes only what it must.
 (() => {
 "use strict";
 
@@ -105,13 +105,6 @@ function ticks(low, high) {
   return found;
 }
 
-/** Powers of ten from 10^low to 10^high, at most seven of them. */
-function powers(low, high) {
-  const stride = Math.ceil((high - low + 1) / 7), found = [];
-  for (let k = low; k <= high; k += stride) found.push(10 ** k);
-  return found;
-}
-
 function tickRow(values, place) {
   const track = make("div", { className: "track ticks", "aria-hidden": "true" });
   for (const value of values) {
@@ -146,7 +139,6 @@ function buildPortrait(image) {
   ];
   byId("facts").replaceChildren(...facts.filter(([, value]) => value)
     .flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, value)]));
-  return () => {};
 }
 
 function buildSentence(image) {
@@ -170,7 +162,7 @@ function whyNot(image, radius) {
 /** The axis of distances: what is proved, what is broken, and the gap where neither is known. */
 function buildAxis(image) {
   const { grid, eps } = network, { radius, attacked } = image;
-  const wrong = image.prediction !== image.label;
+  const wrong = image.prediction !== image.label, open = !wrong && !(attacked !== null && attacked <= radius);
   const end = 1.02 * Math.max(grid[grid.length - 1], eps, radius ?? 0, attacked ?? 0);
   const place = (x) => 100 * x / end;
   const track = make("div", { className: "track", "aria-hidden": "true" });
@@ -180,7 +172,7 @@ function buildAxis(image) {
     else stretch(element, place(from), place(to));
     return element;
   };
-  if (!wrong) stripe("gap", radius ?? 0, attacked ?? end);
+  if (open) stripe("gap", radius ?? 0, attacked ?? end);
   if (radius) stripe("safe", 0, radius);
   if (attacked !== null) { stripe("broken", attacked, end); stripe("attacked", attacked); }
   stripe("eps", eps);
@@ -190,7 +182,7 @@ function buildAxis(image) {
   const marks = [mark("here", "chosen radius", reading), mark("eps", `eps, ${network.eps_text} =`, value(number(eps)))];
   if (radius) marks.unshift(mark("safe", radiusWords(), value(proved(radius))));
   if (attacked !== null) marks.push(mark("attacked", "attack succeeds at", value(number(attacked))));
-  if (!wrong) marks.push(mark("gap", "neither proved nor broken", ""));
+  if (open) marks.push(mark("gap", "neither proved nor broken", ""));
   byId("axis").replaceChildren(
     make("div", { className: "scale" }, track, tickRow(ticks(0, end), place)),
     make("ul", { className: "marks" }, ...marks),
@@ -272,7 +264,7 @@ function logitNote(overlaps, holds, left) {
   else {
     parts.push(`${overlaps === 1 ? "One other interval reaches" : `${overlaps} other intervals reach`} beyond it.`);
     parts.push(holds
-      ? "The lead holds all the same: classes are compared in pairs, and two logits cannot take their worst values at one point."
+      ? "The lead holds all the same: classes are compared in pairs, and two logits need not take their worst values at one point."
       : "That alone refutes nothing: classes are compared in pairs, so a lead can be proved though intervals overlap.");
   }
   if (left) parts.push(`The label and those that come highest at the largest radius are drawn; ${left} other classes are not.`);
@@ -299,7 +291,8 @@ function buildLayers(image) {
     const from = first + at * size, free = image.varying[at][k];
     for (let i = 0; i < size; i++) words[i] = GLOW[values[from + i]];
     drawing.putImageData(picture, 0, 0);
-    text.replaceChildren(make("b", {}, count(free)), ` of ${count(layer.units)} units can change; ${count(layer.units - free)} rows and columns removed`);
+    text.replaceChildren(make("b", {}, count(free)),
+      ` of ${count(layer.units)} units can change; ${count(layer.units - free)} rows and columns removed`);
   });
 }
 
@@ -309,6 +302,7 @@ function buildRadii(image) {
     .filter((x) => x > 0);
   const top = Math.ceil(Math.log10(Math.max(...wide.map((l) => (l ?? 0) * last), ...positive, 1e-12)));
   const bottom = Math.max(Math.floor(Math.log10(Math.min(...positive, 10 ** (top - 1)))), top - 7);
+  const powers = Array.from({ length: top - bottom + 1 }, (_, k) => 10 ** (bottom + k));
   const place = (x) => (x > 0 ? clamp(100 * (Math.log10(x) - bottom) / (top - bottom), 0, 100) : 0);
   const lines = wide.map((everywhere, k) => {
     const near = make("span", { className: "near" }), far = make("span", { className: "wide" });
@@ -318,7 +312,7 @@ function buildRadii(image) {
       element: row(name, make("div", { className: "track pair", "aria-hidden": "true" }, near, far), amount) };
   });
   byId("radii").replaceChildren(make("div", { className: "rows" }, ...lines.map((line) => line.element),
-    row("", tickRow(powers(bottom, top), place), "")));
+    row("", tickRow(powers, place), "")));
   return (at) => {
     for (const { k, everywhere, near, far, amount } of lines) {
       const local = image.lipschitz[at][k], reach = (l) => (l === null ? null : l * grid[at]);
@@ -334,7 +328,7 @@ function buildAdversary(image) {
   if (!adversary) {
     place.replaceChildren(make("p", { className: "fine" }, image.prediction !== image.label
       ? "The image is classified wrongly as it is: no attack is needed." : "No attack succeeded on this image."));
-    return () => {};
+    return;
   }
   const pixels = bytes(image.pixels), difference = new Int8Array(bytes(adversary.difference).buffer);
   const unit = 255 * adversary.scale / 127, factor = amplification(adversary.scale);
@@ -347,7 +341,6 @@ function buildAdversary(image) {
     picture((i) => pixels[i], `The image: ${className(image.prediction)}`),
     picture((i) => pixels[i] + unit * difference[i], `At distance ${number(adversary.distance)}: ${className(adversary.class)}`),
     picture((i) => 127.5 + factor * unit * difference[i], `Their difference, × ${factor}, grey for none`)));
-  return () => {};
 }
 
 /** The largest of 1, 2, 5, 10, ... by which the largest difference still fits between grey and white. */
@@ -363,15 +356,13 @@ const BUILDERS = [buildPortrait, buildSentence, buildAxis, buildLogits, buildLay
 
 function choose(image) {
   chosen = image;
-  updates = BUILDERS.map((build) => build(image));
+  updates = BUILDERS.map((build) => build(image)).filter(Boolean);
   byId("detail").hidden = false;
-  for (const thumb of byId("gallery").querySelectorAll(".thumb")) mark(thumb, shown[thumb.dataset.place] === image);
+  for (const thumb of byId("gallery").querySelectorAll(".thumb")) {
+    thumb.setAttribute("aria-selected", shown[thumb.dataset.place] === image);
+    thumb.tabIndex = shown[thumb.dataset.place] === image ? 0 : -1;
+  }
   move(step);
-}
-
-function mark(thumb, on) {
-  thumb.setAttribute("aria-selected", on);
-  thumb.tabIndex = on ? 0 : -1;
 }
 
 /** Bring everything to a step of the grid of radii. */
@@ -409,9 +400,9 @@ function fillGallery() {
     && (image.radius ?? 0) >= least).sort(ORDERS[byId("sort").value]);
   byId("count").textContent = `${shown.length} of ${network.images.length} images`;
   byId("gallery").replaceChildren(...shown.map(thumbnail));
-  if (!shown.length) byId("gallery").append(make("p", {}, "No image passes these filters."));
-  const current = Math.max(shown.indexOf(chosen), 0);
-  if (shown.length) byId("gallery").children[current].tabIndex = 0;
+  byId("gallery").hidden = !shown.length;
+  byId("keys").textContent = shown.length ? "Click an image, or move through them with the arrow keys." : "No image passes these filters.";
+  if (shown.length) byId("gallery").children[Math.max(shown.indexOf(chosen), 0)].tabIndex = 0;
 }
 
 /** Arrow keys move through the gallery, by lines up and down; what is reached is chosen. */
@@ -439,7 +430,7 @@ function openNetwork(which) {
   byId("detail").hidden = true;
   byId("nothing").hidden = network.images.length > 0;
   byId("nothing").textContent = `No images of ${network.name} were stored in this report, so there is nothing to explore.`;
-  for (const part of [byId("gallery"), byId("keys")]) part.hidden = !network.images.length;
+  byId("keys").hidden = !network.images.length;
   const verdicts = Object.keys(VERDICTS).filter((v) => network.images.some((image) => image.verdict === v));
   const labels = [...new Set(network.images.map((image) => image.label))].sort((a, b) => a - b);
   fillSelect(byId("verdict"), [["", "all"], ...verdicts.map((v) => [v, verdictWords(v)])]);
