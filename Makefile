@@ -8,7 +8,7 @@ WORKERS := 2
 # Threads that wait sleep instead of spinning: on a machine with other work, spinning makes torch many times slower.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: help demo test clean
+.PHONY: help demo test docs clean
 
 help:  ## say what can be made (the default)
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*##/  make \1\t/'
@@ -16,7 +16,10 @@ help:  ## say what can be made (the default)
 demo: $(VENV)/.cli  ## train a small network, certify test images: under three minutes on two cores
 	$(BIN)/locallip demo
 
-test: $(VENV)/.dev  ## lint, types, import contracts and tests
+docs: $(VENV)/.dev  ## build the documentation into site/, where a dead link is an error
+	NO_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --quiet --strict
+
+test: $(VENV)/.dev docs  ## lint, types, import contracts, documentation and tests
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
@@ -24,7 +27,7 @@ test: $(VENV)/.dev  ## lint, types, import contracts and tests
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist worksteal
 
 clean:  ## remove the virtual environment and everything built
-	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) build dist site src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The package is installed in place, so the files below are all that calls for a new installation.

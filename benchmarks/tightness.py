@@ -10,7 +10,6 @@ all rows) and writes results/tightness-DEVICE.json; the second fills docs/tightn
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -147,31 +146,6 @@ def timed(device: torch.device, call: Any) -> tuple[Any, float]:
     return value, time.perf_counter() - begin
 
 
-def table(results: Path) -> str:
-    """The tables of docs/tightness.md in Markdown, from the files tightness-*.json in `results`."""
-    parts = []
-    for path in sorted(results.glob("tightness-*.json")):
-        values = json.loads(path.read_text(encoding="utf-8"))
-        about, settings = values["about"], values["settings"]
-        norms = "all layers" if settings["layers"] == "all" else "dense layers"
-        for network in values["networks"]:
-            parts.append(
-                f"**{network['network']}**, eps {network['eps']}, {settings['images']} images "
-                f"({network['clean']:.1f} % right), local norms of {norms}, {about['hardware']}\n"
-            )
-            parts.append("| Bound | Certified, % | Mean margin | Mean local bound | Seconds |\n|---|---|---|---|---|")
-            for row in network["rows"]:
-                cells = (
-                    f"{row['certified']:.1f}",
-                    f"{row['margin']:.3f}",
-                    f"{row['lipschitz']:.2f}",
-                    f"{row['seconds']:.1f}",
-                )
-                parts.append("| " + " | ".join((row["row"], *cells)) + " |")
-            parts.append("")
-    return "\n".join(parts).rstrip()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="shipped networks; all of them by default")
@@ -185,7 +159,7 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help="fill docs/tightness.md from results/ and measure nothing")
     args = parser.parse_args()
     if args.table:
-        text = tables.filled(DOCUMENT.read_text(encoding="utf-8"), table(record.RESULTS))
+        text = tables.filled_from(DOCUMENT.read_text(encoding="utf-8"), record.RESULTS)
         DOCUMENT.write_text(text, encoding="utf-8")
         return
     begin, device = time.perf_counter(), torch.device(args.device)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import locallip as ll
 from locallip.data import load_embedded
 
-EPS = 0.1
+EPS = 0.1  # the l2 radius to certify, in the space of the images: here pixels in [0, 1]
 
 
 class Block(nn.Module):
@@ -51,13 +51,17 @@ def train(model: nn.Module, x: Tensor, y: Tensor, epochs: int = 3) -> None:
 
 
 def main() -> None:
+    # An ordinary network, trained in the ordinary way.
     torch.manual_seed(0)
     model = build()
     train(model, *pixels("train", 4000))
-    model.eval()
+    model.eval()  # batch norm and dropout, where there are any, must stand still
 
+    # One verdict per image: does any point of its ball, inside the pixels' range, get another class?
     x, y = pixels("test", 32)
     certificate = ll.certify(model, x, y, EPS, input_domain=(0.0, 1.0))
+
+    # How far the proof reaches for each image, and the Lipschitz bounds: on each ball, and over all inputs.
     few = slice(0, 8)  # a radius takes several proofs
     radii = ll.certified_radius(model, x[few], y[few], input_domain=(0.0, 1.0))
     local, everywhere = ll.local_lipschitz(model, x[few], EPS), ll.global_lipschitz(model, x.shape[1:])

@@ -7,8 +7,6 @@ import contextlib
 import io
 import re
 import shlex
-import subprocess
-import sys
 import tomllib
 from collections.abc import Iterator
 from dataclasses import fields, replace
@@ -242,12 +240,3 @@ def test_equations_that_the_documents_cite_are_cited_by_the_code() -> None:
     for label in ("eq:local_lip", "eq:glocal_lips", "eq:indicator_relux", "eqn:bcpworst", "eqn:bcploss", "eqn:sparse_loss"):
         assert label in cited
         assert label in source
-
-
-def test_the_example_runs() -> None:
-    script = ROOT / "examples" / "certify_your_own.py"
-    result = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=False)
-    assert result.returncode == 0, result.stderr
-    certified = re.search(r"(\d+) of (\d+) inputs certified", result.stdout)
-    assert certified is not None
-    assert int(certified[1]) > 0

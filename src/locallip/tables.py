@@ -7,9 +7,11 @@ python -m locallip.tables docs/auditing.md results    the same from the result f
 from __future__ import annotations
 
 import dataclasses
+import json
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from locallip import paper
 from locallip.audit.table import HEAD as AUDIT_HEAD
@@ -87,9 +89,76 @@ def audits_table(results: Path) -> str | None:
     return _markdown(AUDIT_HEAD, lines) if lines else None
 
 
+def reproducing(results: Path) -> str:
+    """The paper row by row in Markdown: the command, the paper's figures, ours and the time."""
+    runs = read_results(results)
+    sections = [
+        (f"Table 2: {title}, eps = {eps}", _commands([row for row in paper.ROBUST if row.data == data], runs))
+        for data, (title, eps) in paper.DATA.items()
+    ]
+    sections += [
+        ("Where power iteration starts: CIFAR-10, 6C2F", _commands(paper.INITIALISATION, runs)),
+        ("Weight of the sparsity loss: Tiny-ImageNet, 8C2F", _commands(paper.SPARSITY, runs)),
+        ("Adversarial training: CIFAR-10, 6C2F", _commands(paper.ADVERSARIAL, runs)),
+        ("Its Lipschitz bounds", _lipschitz(runs)),
+        ("Training time of an epoch", _times(runs)),
+    ]
+    return "\n\n".join(f"### {title}\n\n{body}" for title, body in sections)
+
+
+def _commands(rows: Iterable[paper.Row], runs: Sequence[Result]) -> str:
+    """A row of the paper with the command that stands for it, and ours below each other."""
+    lines: list[list[str]] = []
+    for row in rows:
+        left = [f"{row.method}, {row.network}", " / ".join(_printed(value) for value in (row.clean, row.pgd, row.certified))]
+        lines += _beside(left, [_commanded(run) for run in _runs_of(row.recipe, runs)])
+    return _markdown(("Row", _IN_PAPER, "Command", _IN_OURS, "Certified", "Training time, hardware"), lines)
+
+
+def _commanded(run: Result | str) -> list[str]:
+    """Our cells of `_commands`; whatever makes a run another than its recipe stands behind the command."""
+    if run == EMPTY:
+        return ["no recipe", EMPTY, EMPTY, EMPTY]
+    if isinstance(run, str):
+        return [_code(f"locallip train {run}"), EMPTY, EMPTY, f"not run ({recipes.find(run).epochs:g} epochs)"]
+    _, clean, pgd, estimate, certified, seconds, epochs, hardware = _ours(run)
+    seed = f" --seed {run.seed}" if run.seed else ""
+    command = ", ".join([_code(f"locallip train {run.name}{seed}"), *_remarks(run)])
+    return [command, f"{clean} / {pgd} / {estimate}", certified, f"{seconds} ({epochs} epochs), {hardware}"]
+
+
+def tightness_tables(results: Path) -> str:
+    """What each part of the bound adds, from the files tightness-*.json that benchmarks/tightness.py wrote to `results`."""
+    parts = []
+    for path in sorted(results.glob("tightness-*.json")):
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+            about, settings = values["about"], values["settings"]
+            norms = "all layers" if settings["layers"] == "all" else "dense layers"
+            for network in values["networks"]:
+                title = (
+                    f"**{network['network']}**, eps {network['eps']}, {settings['images']} images "
+                    f"({network['clean']:.1f} % right), local norms of {norms}, {about['hardware']}"
+                )
+                parts += [title, _markdown(_TIGHTNESS, [_tightness_cells(row) for row in network["rows"]])]
+        except (ValueError, TypeError, KeyError) as error:
+            raise WrongResult(f"{path} is not a result of benchmarks/tightness.py: {error!r}") from None
+    return "\n\n".join(parts) or "Nothing has been measured yet."
+
+
+_TIGHTNESS = ("Bound", "Certified, %", "Mean margin", "Mean local bound", "Seconds")
+
+
+def _tightness_cells(row: Mapping[str, Any]) -> list[str]:
+    figures = (f"{row['certified']:.1f}", f"{row['margin']:.3f}", f"{row['lipschitz']:.2f}", f"{row['seconds']:.1f}")
+    return [str(row["row"]), *figures]
+
+
 #: The generated parts of documents by name, each from the files in a folder of results.
 PARTS: dict[str, Callable[[Path], str]] = {
     "results": readme_table,
+    "reproducing": reproducing,
+    "tightness": tightness_tables,
     "certificates": lambda results: certificates_table(results) or "No certificates have been issued yet.",
     "audits": lambda results: audits_table(results) or "No network has been audited yet.",
 }
@@ -192,6 +261,14 @@ def _adversarial(runs: Sequence[Result]) -> str:
     return _markdown(("Method", *lipschitz, *_PAPER, *ours_head), lines)
 
 
+def _lipschitz(runs: Sequence[Result]) -> str:
+    lines: list[list[str]] = []
+    for row in paper.ADVERSARIAL:
+        left = [row.method, *(f"{value:.3g}" for value in paper.LIPSCHITZ[row.method])]
+        lines += _beside(left, [[_ours(run)[0], *_our_bounds(run)] for run in _runs_of(row.recipe, runs)])
+    return _markdown(("Method", "Paper: global bound", "Paper: local bound", "Run", "Global bound", "Local bound"), lines)
+
+
 def _beside(left: list[str], rights: list[list[str]]) -> list[list[str]]:
     """The paper's row with our first run beside it, and every further run below with nothing on the left."""
     return [[*(left if i == 0 else [""] * len(left)), *right] for i, right in enumerate(rights)]
@@ -257,10 +334,15 @@ def _label(run: Result) -> str:
     words = [_code(run.name)]
     if run.seed:
         words.append(f"seed {run.seed}")
-    words += _changes(run)
+    return ", ".join([*words, *_remarks(run)])
+
+
+def _remarks(run: Result) -> list[str]:
+    """Fields that are not the recipe's, and images that are not the whole test set."""
+    words = _changes(run)
     if run.evaluation["split"] != "test" or run.evaluation["images"] != paper.TEST_IMAGES.get(run.recipe["data"]):
         words.append(f"{run.evaluation['images']} {run.evaluation['split']} images")
-    return ", ".join(words)
+    return words
 
 
 def _changes(run: Result) -> list[str]:
