@@ -234,7 +234,17 @@ def test_the_command_writes_one_page_with_all_that_is_known(run_folder, tmp_path
     said = capsys.readouterr()
     assert "4 images to explore" in said.out
     text = out.read_text()
-    for part in ("accuracies", "over-eps", "cascade", "certified-radii", "classes-0", "lipschitz", "loss", "layers-0", "steps-0"):
+    for part in (
+        "accuracies",
+        "over-eps",
+        "cascade",
+        "certified-radii",
+        "classes-0",
+        "lipschitz",
+        "loss",
+        "layers-0",
+        "steps-0",
+    ):
         assert f'id="{part}"' in text or f"id={part}" in text, part
     assert (run_folder / EXPLORED).is_file()
     assert cli.main(["report", str(run_folder), "-o", str(out)]) == 0  # what was explored is kept

@@ -137,7 +137,7 @@ class Explorer:
 
 
 def chosen(count: int, images: int, rows: Sequence[Row]) -> list[int]:
-    """Which images to explore: the first ones; where there are certificates, half of them, and then all verdicts by turns."""
+    """Which images to explore: the first ones; where there are certificates, half of them, then verdicts by turns."""
     if not rows:
         return list(range(min(count, images)))
     first = [row.index for row in rows[: (count + 1) // 2] if row.index < images]
