@@ -512,8 +512,9 @@ def test_rows_of_other_weights_are_refused(certified, tmp_path, capsys):
         (["--attack", "fgsm"], 2, "fgsm"),
         (["--step", "10"], 2, "--steps"),
         (["--attack", "autoattack", "--steps", "10"], 2, "do not go with --attack autoattack"),
-        (["--out", "rows.csv"], 1, "ends in .jsonl"),
-        (["--out", "nowhere/rows.jsonl"], 1, "there is no folder nowhere"),
+        (["--out", "rows.csv"], 2, "ends in .jsonl"),
+        (["--out", "x" * 247 + ".jsonl"], 2, "cannot be written: File name too long"),
+        (["--out", "nowhere/rows.jsonl"], 2, "there is no folder nowhere"),
         (["--certified", "nowhere.jsonl"], 1, "cannot read nowhere.json"),
     ],
 )
@@ -525,7 +526,7 @@ def test_wrong_calls_are_explained(attack, more, code, told):
 def test_rows_that_are_there_are_not_overwritten(attack, tmp_path):
     (tmp_path / "rows.jsonl").write_text("mine\n")
     code, _, err = attack("--out", tmp_path / "rows.jsonl")
-    assert code == 1
+    assert code == 2
     assert "is there already: name another --out" in err
     assert (tmp_path / "rows.jsonl").read_text() == "mine\n"
 

@@ -236,6 +236,7 @@ def test_the_command_fails_and_saves_the_point(
         (("--eps", "x"), "--eps"),
         (("--out", "audit.txt"), "ends in .json"),
         (("--out", "nowhere/audit.json"), "there is no folder nowhere"),
+        (("--out", "x" * 248 + ".json"), "cannot be written: File name too long"),
         (("--eps", "1e9", "--limit", "1", "--device", "cpu"), "nothing to break"),
     ],
 )
@@ -243,6 +244,20 @@ def test_what_makes_no_sense_is_said_in_a_sentence(network_file, capsys, args, t
     code, _, said = called(capsys, "audit", network_file, "--data", "embedded", "--eps", "0.05", *args)
     assert code == 2
     assert told in said
+
+
+def test_nothing_that_is_there_is_overwritten(network_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A point that breaks a certificate goes into .safetensors beside the report: that may be the network itself."""
+    before = network_file.read_bytes()
+    report = network_file.with_suffix(".json")
+    options = ("--data", "embedded", "--eps", "0.05", "--limit", 1, "--attempts", 1, "--device", "cpu", "--out")
+    code, _, said = called(capsys, "audit", network_file, *options, report)
+    assert code == 2
+    assert f"{network_file} is there already" in said
+    other = report.with_name("other.json")
+    other.write_text("mine")
+    assert called(capsys, "audit", network_file, *options, other)[0] == 2
+    assert (network_file.read_bytes(), other.read_text()) == (before, "mine")
 
 
 def test_help_names_every_option(capsys: pytest.CaptureFixture[str]) -> None:

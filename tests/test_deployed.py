@@ -81,3 +81,27 @@ def test_other_arithmetic_is_refused(dtype: object) -> None:
     model, x = near_tie()
     with pytest.raises(ValueError, match="deployed_dtype must be"):
         ll.certify(model, x, torch.tensor([0]), 0.01, deployed_dtype=dtype)  # type: ignore[arg-type]
+
+
+EXTREME = {
+    "overflow": ([1e30], [[1e20], [-1e20]], [0.0, 0.0]),
+    "a weight that vanishes": ([1.0], [[1e-46], [0.0]], [0.0, 0.0]),
+    "products that vanish": ([1e-30], [[1e-30], [0.0]], [0.0, 0.0]),
+}
+
+
+@pytest.mark.parametrize("kind", EXTREME)
+def test_a_lead_beyond_the_range_of_float32_is_not_certified_for_it(kind: str) -> None:
+    first, last, bias = EXTREME[kind]
+    model = nn.Sequential(nn.Linear(1, len(first), bias=False), nn.ReLU(), nn.Linear(len(first), 2)).double().eval()
+    with torch.no_grad():
+        model[0].weight.copy_(torch.tensor(first, dtype=torch.float64)[:, None])
+        model[2].weight.copy_(torch.tensor(last, dtype=torch.float64))
+        model[2].bias.copy_(torch.tensor(bias, dtype=torch.float64))
+    x, label = torch.ones(1, 1), torch.tensor([0])
+    assert ll.certify(model, x, label, 0.01, guarantee="deterministic").certified.all()
+    logits = model.float()(x)[0]
+    assert not bool(logits[0] > logits[1]) or not bool(torch.isfinite(logits).all())  # float32 does lose it
+    model.double()
+    careful = ll.certify(model, x, label, 0.01, guarantee="deterministic", deployed_dtype="float32")
+    assert careful.verdicts == [ll.Verdict.UNKNOWN]

@@ -115,6 +115,8 @@ def test_rows_that_are_there_are_never_overwritten(model, images, tmp_path):
         certify_images(job(out, limit=4, resume=True, seed=4), model, images)
     with pytest.raises(WrongRows, match="fingerprint was"):
         certify_images(job(out, limit=4, resume=True), slightly_other(model), images)
+    with pytest.raises(WrongRows, match=r"rows\.json is about rows\.jsonl: name another --out than rows\.csv"):
+        certify_images(job(tmp_path / "rows.csv", limit=4, resume=True), model, images)
     assert out.read_bytes() == before
 
 
@@ -140,6 +142,7 @@ def test_both_formats_hold_the_same(model, images, tmp_path):
         ("[1]", "line 1 is no row"),
         ('{"index": 0}', "line 1 has the fields index; expected index, label"),
         ("\xff", "line 1 is not valid JSON"),
+        ('{"verdict": "CERTIFIED", "verdict": "UNKNOWN"}', "line 1 is not valid JSON: a field is there twice"),
     ],
 )
 def test_what_is_no_row_is_named(tmp_path, content, told):
@@ -197,7 +200,15 @@ def forged(rows: list[Row], out: Path, which: Callable[[Row], bool], **changes: 
         ("CERTIFIED", {"lipschitz": 1e9}, "CERTIFIED with a margin of"),
         ("CERTIFIED", {"global_lipschitz": 1e9}, "the bound over all inputs is"),
         ("CERTIFIED", {"decided_by": "magic"}, "'magic' does not make anything"),
-        ("CERTIFIED", {"verdict": "ATTACKED", "decided_by": "attack"}, "it is said to be ATTACKED"),
+        ("CERTIFIED", {"decided_by": "slopes"}, "decided by 'slopes', which the run left out"),
+        ("CERTIFIED", {"seconds": -1.0}, "it took -1.0 seconds"),
+        ("UNKNOWN", {"margin": 1.0, "lipschitz": 0.1}, "it is UNKNOWN with a margin of 1.0"),
+        ("CERTIFIED", {"verdict": "ATTACKED", "decided_by": "attack"}, "it is ATTACKED with a margin of"),
+        (
+            "CERTIFIED",
+            {"verdict": "ATTACKED", "decided_by": "attack", "margin": None, "lipschitz": None},
+            "it is said to be ATTACKED, and CERTIFIED",
+        ),
     ],
 )
 def test_verify_finds_what_was_forged(model, images, certified_rows, tmp_path, verdict, changes, told):
@@ -208,6 +219,44 @@ def test_verify_finds_what_was_forged(model, images, certified_rows, tmp_path, v
     faults = verify_rows(out, model, images, sample=COUNT)
     assert faults
     assert told in faults[0]
+
+
+@pytest.mark.parametrize(
+    ("was", "changes", "told"),
+    [
+        (("CERTIFIED", "global bound"), {"decided_by": "local bound", "margin": 1e6, "lipschitz": 0.0}, "it is proved by"),
+        (("CERTIFIED", "local bound"), {"decided_by": "global bound", "margin": 1e6, "lipschitz": 1e-9}, "it is proved by"),
+        (("UNKNOWN", "nothing"), {"verdict": "ATTACKED", "decided_by": "attack"}, "it is said to be ATTACKED, and UNKNOWN"),
+    ],
+)
+def test_verify_finds_one_row_that_names_another_check(model, images, tmp_path, was, changes, told):
+    """Numbers that are not of the check that a row names, and an attack that there never was."""
+    out = tmp_path / "rows.jsonl"
+    rows, *_ = certify_images(job(out, limit=8, eps="0.2"), model, images)
+    index = next(row.index for row in rows if (row.verdict, row.decided_by) == was)
+    forged(rows, out, lambda row: row.index == index, **changes)
+    faults = verify_rows(out, model, images, sample=8)
+    assert len(faults) == 1
+    assert f"row {index}: {told}" in faults[0]
+
+
+def test_an_attack_that_the_run_left_out_breaks_nothing(model, images, tmp_path):
+    out = tmp_path / "rows.jsonl"
+    rows, *_ = certify_images(job(out, limit=4, eps="1.5", attack_steps=0), model, images)
+    forged(rows, out, lambda row: row.verdict == "UNKNOWN", verdict="ATTACKED", decided_by="attack")
+    assert "decided by 'attack', which the run left out" in verify_rows(out, model, images)[0]
+
+
+def test_rows_of_a_network_whose_bound_overflows_are_confirmed(model, images, tmp_path):
+    huge = copy.deepcopy(model)
+    with torch.no_grad():
+        for value in huge.parameters():
+            value.mul_(1e37)
+    out = tmp_path / "rows.jsonl"
+    rows, *_ = certify_images(job(out, limit=3, guarantee=Guarantee.ESTIMATE), huge, images)
+    assert {row.global_lipschitz for row in rows} == {None}
+    assert "CERTIFIED" not in {row.verdict for row in rows}
+    assert verify_rows(out, huge, images) == []
 
 
 @pytest.fixture(scope="module")
@@ -240,7 +289,7 @@ def test_verify_wants_all_rows_and_their_own_summary(model, images, certified_ro
         ("model", 5), ("images", "x"), ("images", -5), ("guarantee", "sure"), ("guarantee", [1]), ("failure_prob", 2),
         ("failure_prob", "x"), ("failure_prob", 0.0), ("attack_steps", -1), ("power_steps", 0), ("eps", [0.1]),
         ("eps", None), ("eps", "0"), ("eps", "x"), ("data", ["a"]), ("split", "xx"), ("seed", 1.5), ("seed", 2**70),
-        ("seed", None),
+        ("seed", None), ("eps", "1e999999999"),
     ],
 )  # fmt: skip
 def test_settings_that_are_not_what_they_should_be_are_named(certified_rows, tmp_path, name, value):
@@ -295,6 +344,12 @@ def test_verify_refuses_other_weights_and_other_images(model, images, tmp_path):
         verify_rows(out, model, load_images("embedded", "train"))
 
 
+NO_ROOM = (
+    torch.OutOfMemoryError("no room"),
+    RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 59515008 bytes"),
+)
+
+
 def test_a_device_without_room_gets_smaller_batches_and_the_same_verdicts(model, images, monkeypatch):
     plain = certify_images(job(guarantee=Guarantee.DETERMINISTIC), model, images)[0]
     whole = Certifier.__call__
@@ -302,20 +357,26 @@ def test_a_device_without_room_gets_smaller_batches_and_the_same_verdicts(model,
 
     def cramped(self, x, y, eps):
         sizes.append(self.batch_size)
-        if self.batch_size > 2:
-            raise torch.OutOfMemoryError("no room")
+        if self.batch_size > 1:
+            raise NO_ROOM[self.batch_size // 4]
         return whole(self, x, y, eps)
 
     monkeypatch.setattr(Certifier, "__call__", cramped)
     rows = certify_images(job(guarantee=Guarantee.DETERMINISTIC), model, images)[0]
     assert [(row.verdict, row.decided_by) for row in rows] == [(row.verdict, row.decided_by) for row in plain]
-    assert sizes[:2] == [4, 2]
+    assert sizes[:3] == [4, 2, 1]
 
 
 @pytest.mark.parametrize(("part", "count"), [(0, 1), (0, 50), (50, 50), (3, 1000), (5559, 10_000)])
 def test_the_interval_is_wilsons(part, count):
     known = binomtest(part, count).proportion_ci(0.95, method="wilson")
     assert wilson(part, count) == pytest.approx((known.low, known.high), abs=1e-6)
+
+
+def test_chances_add_up_alike_in_every_python():
+    """The sum of floats is another one since Python 3.12, and a summary must be that of its rows on both."""
+    row = Row(0, 1, 1, "UNKNOWN", "nothing", "high_probability", 1e-9, 0.3, None, None, None, 0.1)
+    assert summarize([row] * 10)["failure_prob_of_all"] == 1e-8
 
 
 def test_no_rows_come_to_nothing():
@@ -384,6 +445,16 @@ def help_of(capsys: pytest.CaptureFixture[str], command: str) -> str:
             ["--data", "embedded", "--eps", EPS, "--out", "nowhere/rows.csv", "--limit", "1"],
             "--out nowhere/rows.csv: there is no folder nowhere",
         ),
+        (
+            ["--data", "embedded", "--eps", EPS, "--limit", "1", "--out", "x" * 246 + ".csv"],
+            "cannot be written: File name too",
+        ),
+        (["--data", "embedded", "--eps", "1e999999999"], "--eps: eps '1e999999999' is beyond what float64 can hold"),
+        (["--data", "embedded", "--eps", "1e-999999999"], "--eps: eps '1e-999999999' is beyond what float64 can hold"),
+        (["--data", "embedded", "--eps", "1" * 2000], "is too long for a number"),
+        (["--data", "embedded", "--eps", ""], "--eps: eps '' is neither a number"),
+        (["--data", "", "--eps", EPS], "--data '': choose one of embedded"),
+        (["--data", "embedded", "--eps", EPS, "--attack-steps", "10000000"], "--attack-steps must be at most 1000000"),
     ],
 )
 def test_what_makes_no_sense_is_said_in_a_sentence(network_file, capsys, args, told):
@@ -408,3 +479,43 @@ def test_a_foreign_file_is_refused_by_name(capsys, tmp_path):
     code, _, said = called(capsys, "verify", tmp_path / "rows.jsonl")
     assert code == 1
     assert "rows.json" in said
+
+
+@pytest.mark.parametrize(("option", "told"), [("--eps", "--eps: eps ''"), ("--data", "--data ''")])
+def test_an_empty_option_is_not_one_that_was_left_out(capsys, option, told):
+    """As a script passes it whose variable is not set: never something else than what was asked for."""
+    code, _, said = called(capsys, "certify", "mnist-4c3f-local-g", option, "", "--limit", 1)
+    assert code == 2
+    assert told in said
+
+
+def test_a_run_folder_is_called_by_its_name_from_inside_too(network_file, tmp_path, capsys, monkeypatch):
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    shutil.copy(network_file, folder / "model.safetensors")
+    monkeypatch.chdir(folder)
+    options = ("--data", "embedded", "--eps", EPS, "--limit", 1, "--out", "rows.jsonl")
+    assert called(capsys, "certify", ".", *options)[0] == 0
+    assert read_about(Path("rows.jsonl"))[0].model == "mine"
+    assert called(capsys, "verify", "rows.jsonl", "--model", ".")[0] == 0
+    code, _, said = called(capsys, "verify", "rows.jsonl")
+    assert code == 1
+    assert "rows.jsonl is about mine: say where that is with --model" in said
+
+
+def test_no_room_for_one_image_is_said_in_a_sentence(network_file, capsys, monkeypatch):
+    def cramped(self, x, y, eps):
+        raise NO_ROOM[1]
+
+    monkeypatch.setattr(Certifier, "__call__", cramped)
+    code, _, said = called(capsys, "certify", network_file, "--data", "embedded", "--eps", EPS, "--limit", 1)
+    assert code == 1
+    assert "there is too little memory: try a smaller --batch" in said
+
+
+def test_rows_about_unknown_data_are_named(certified_rows, tmp_path, capsys):
+    about = json.loads((certified_rows / "rows.json").read_text())
+    (tmp_path / "rows.json").write_text(json.dumps({**about, "settings": {**about["settings"], "data": "numbers"}}))
+    code, _, said = called(capsys, "verify", tmp_path / "rows.jsonl")
+    assert code == 1
+    assert "rows.json: there is no data set 'numbers'" in said

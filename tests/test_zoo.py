@@ -214,6 +214,17 @@ def test_a_truncated_file_is_named(tmp_path: Path, stored: bytes, length: int):
         load_model(tmp_path / "cut.safetensors")
 
 
+def test_a_file_that_is_too_large_to_map_is_named(tmp_path: Path):
+    """A terabyte that takes no room on the disk, with a header that fits it."""
+    about = {"__metadata__": {"locallip": json.dumps(ABOUT)}}
+    header = json.dumps({**about, "x": {"dtype": "F32", "shape": [2**38], "data_offsets": [0, 2**40]}}).encode()
+    path = tmp_path / "large.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header)
+    os.truncate(path, 8 + len(header) + 2**40)
+    with pytest.raises(WrongModel, match=r"large\.safetensors (is not a readable safetensors file|lacks)"):
+        load_model(path)
+
+
 class Trap:
     """Unpickling this makes a file."""
 

@@ -62,3 +62,8 @@ def _older_switches() -> tuple[str, bool]:
         return products, torch.backends.cudnn.allow_tf32
     except RuntimeError:
         return products, True
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that there is no room: torch has a class of its own for that on a GPU, and none on a CPU."""
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error)

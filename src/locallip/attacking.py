@@ -21,9 +21,10 @@ from locallip.breaking import (
     write_rows,
 )
 from locallip.breaking.against import alarm, is_alarming, outcome
-from locallip.brought import brought
+from locallip.brought import brought, name_of
 from locallip.network import UnsupportedLayer
-from locallip.options import check, device_of, radius_of
+from locallip.options import WrongOption, check, device_of, radius_of
+from locallip.proofs import WrongRows
 from locallip.zoo import WrongModel
 
 
@@ -81,13 +82,16 @@ def attack(
         attack != "autoattack" or (steps, restarts) == (100, 1),
         "--steps and --restarts do not go with --attack autoattack, whose standard version has its own",
     )
-    if out is not None:
-        check_out(out)
+    try:
+        if out is not None:
+            check_out(out)
+    except WrongRows as error:
+        raise WrongOption(str(error)) from None
     network, images, radius = brought(model, data, eps, split, data_root, download)
     held = None if certified is None else read_certified(certified, network, images, radius_of(radius))
     place = device_of(device) or torch.device("cuda" if torch.cuda.is_available() else "cpu")
     job = AttackJob(
-        model_name=Path(model).name,
+        model_name=name_of(model),
         eps=radius,
         kind=attack,
         steps=steps,

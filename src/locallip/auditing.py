@@ -14,12 +14,12 @@ from safetensors.torch import save
 
 from locallip.audit import Auditor, Break, Claims, IssuerOf, Report
 from locallip.breaking import BrokenCertificate
-from locallip.brought import brought
+from locallip.brought import brought, name_of
 from locallip.certify import Certifier
 from locallip.certify.inputs import as_eps
 from locallip.certify.prover import fingerprint
 from locallip.data import ImageSet
-from locallip.files import write_atomically
+from locallip.files import check_writable, write_atomically
 from locallip.network import UnsupportedLayer
 from locallip.norms import LayerTooLarge
 from locallip.options import WrongOption, check, device_of
@@ -77,6 +77,8 @@ def audit(
     check(out is None or out.suffix == ".json", f"--out {out}: a report is kept in a file that ends in .json")
     check(out is None or out.parent.is_dir(), f"--out {out}: there is no folder {out.parent if out else ''}")
     check(out is None or not out.is_dir(), f"--out {out} is a folder: name a file in it")
+    if out is not None:
+        _check_out(out)
     network, images, radius = brought(model, data, eps, split, data_root, download)
     place = device_of(device) or torch.device("cuda" if torch.cuda.is_available() else "cpu")
     network, seed = network.to(place), secrets.randbits(62) if seed is None else seed
@@ -97,7 +99,7 @@ def audit(
     except torch.OutOfMemoryError:
         raise WrongOption(f"{place} has too little memory for --batch {auditor.batch}: try a quarter of it") from None
     settings = {
-        "model": Path(model).name,
+        "model": name_of(model),
         "fingerprint": fingerprint(network),
         "data": images.name,
         "split": images.split,
@@ -115,6 +117,16 @@ def audit(
     }
     result = {"settings": settings, "report": {**report.as_dict(), "seconds": round(time.perf_counter() - begin, 3)}}
     _tell(result, report, out, json)
+
+
+def _check_out(out: Path) -> None:
+    """Refuse a place that the report, or a point beside it, cannot go to, before anybody waits for them."""
+    try:
+        for there in (out, out.with_suffix(".safetensors")):
+            check(not there.exists(), f"--out {out}: {there} is there already: name another one")
+        check_writable(out)
+    except OSError as error:
+        raise WrongOption(f"--out {out} cannot be written: {error.strerror or error}") from None
 
 
 def _issuer_of(images: ImageSet, guarantee: str, seed: int, place: torch.device) -> IssuerOf:

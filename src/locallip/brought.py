@@ -24,9 +24,9 @@ def brought(
         (data is not None and eps is not None) or known is not None,
         f"{model} does not say what it was trained on: name it with --data and --eps",
     )
-    name = data or (known.data if known is not None else "")
-    check(name in READERS, f"--data {name}: choose one of {', '.join(READERS)}")
-    radius = eps or (known.eps if known is not None else "")
+    name = data if data is not None else known.data if known is not None else ""
+    check(name in READERS, f"--data {name or repr(name)}: choose one of {', '.join(READERS)}")
+    radius = eps if eps is not None else known.eps if known is not None else ""
     radius_of(radius)
     images = load_images(name, split, root, download=download)
     wanted = tuple(about["input_shape"])
@@ -36,6 +36,11 @@ def brought(
         f"{model} tells {about['classes']} classes apart, and {name} has {len(images.classes)}",
     )
     return network, images, radius
+
+
+def name_of(model: str) -> str:
+    """What a network is called in results: its name, or the last part of its path, whichever way it was written."""
+    return Path(model).name or Path(model).resolve().name or model
 
 
 def _sizes(shape: tuple[int, ...]) -> str:

@@ -17,6 +17,7 @@ import torch
 import locallip
 from locallip import demo as demonstration
 from locallip import tables
+from locallip.arithmetic import is_out_of_memory
 from locallip.attacking import attack
 from locallip.attacks import MissingAttack
 from locallip.auditing import audit
@@ -25,6 +26,8 @@ from locallip.data import DamagedData, MissingData
 from locallip.options import WrongOption, check, device_of, radius_of
 from locallip.proofs import WrongRows
 from locallip.proving import certify, verify
+from locallip.report.runs import WrongRun
+from locallip.reporting import report
 from locallip.results import WrongResult
 from locallip.training.fit import Options, fit
 from locallip.training.recipe import Recipe, WrongRecipe, find, rescaled
@@ -56,8 +59,9 @@ def demo(
     limit: int = 500,
     images: int = 10_000,
     out: Path | None = None,
+    page: Path | None = None,
 ) -> None:
-    """Train a small network on embedded handwritten digits and certify test images, in one to two minutes on two cores.
+    """Train a small network on embedded handwritten digits, certify test images, and write a report to look at.
 
     Args:
         eps: Radius of the l2 balls, for pixels in [0, 1]; a number or a fraction such as 36/255.
@@ -65,7 +69,8 @@ def demo(
         seed: Start of every random draw; the same seed gives the same result on the same machine.
         limit: Certify the first so many test images, at most 10000.
         images: Train on the first so many training images, at most 10000.
-        out: Run folder to keep: weights, metrics, checkpoints.
+        out: Run folder to keep: weights, metrics, checkpoints, certificates.
+        page: Report to write; report.html in --out if not given, or locallip-demo.html here.
     """
     radius = radius_of(eps)
     check(epochs >= 1, f"--epochs must be at least 1, got {epochs}")
@@ -73,7 +78,10 @@ def demo(
     check(1 <= limit <= 10_000, f"--limit must be between 1 and 10000, got {limit}")
     check(1 <= images <= 10_000, f"--images must be between 1 and 10000, got {images}")
     check(out is None or not (out / "config.json").exists(), f"--out {out} already holds a run: name another folder")
-    demonstration.run(radius, epochs, seed, limit, images, out)
+    page = page or (Path("locallip-demo.html") if out is None else out / "report.html")
+    check(page.suffix in (".html", ".htm"), f"--page {page}: a report is a file that ends in .html")
+    check(page.parent.is_dir() or page.parent == out, f"--page {page}: there is no folder {page.parent}")
+    demonstration.run(radius, epochs, seed, limit, images, out, page)
 
 
 def recipes() -> None:
@@ -178,6 +186,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "verify": verify,
     "attack": attack,
     "audit": audit,
+    "report": report,
     "recipes": recipes,
     "models": models,
     "table": table,
@@ -191,6 +200,7 @@ FAILURES = (
     WrongModel,
     WrongResult,
     WrongRows,
+    WrongRun,
     RunFolderError,
     Diverged,
 )
@@ -198,7 +208,7 @@ FAILURES = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit code is 0, 1 where it failed and 2 where it was called wrongly."""
-    args = list(sys.argv[1:] if argv is None else argv)
+    args = ["--out" if word == "-o" else word for word in (sys.argv[1:] if argv is None else argv)]
     if args == ["--version"]:
         print(version())
         return 0
@@ -228,6 +238,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except OSError as error:
         print(f"locallip: {error}", file=sys.stderr)
+        return 1
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        print(f"locallip: there is too little memory: try a smaller --batch ({str(error).splitlines()[0]})", file=sys.stderr)
         return 1
     except Stopped:
         return 130

@@ -1,4 +1,4 @@
-"""`locallip demo`: train a small network with the local bound on the embedded digits, then certify test images.
+"""`locallip demo`: train a small network with the local bound on the embedded digits, certify test images, write a report.
 
 The recipe is recipes/demo.toml. Every random draw follows from the seed, so a second run on the same machine prints the same
 accuracies.
@@ -6,6 +6,7 @@ accuracies.
 
 from __future__ import annotations
 
+import json
 import sys
 import tempfile
 import time
@@ -17,23 +18,32 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from locallip.certify import Certificate, Verdict, certified_radius, certify, global_lipschitz, local_lipschitz
-from locallip.data import load_embedded
+from locallip.certify import Verdict, certified_radius, global_lipschitz, local_lipschitz
+from locallip.data import ImageSet, load_images
+from locallip.files import write_atomically
+from locallip.proofs import Job, certify_images
+from locallip.proofs.rows import Row
+from locallip.report.explore import Explorer, chosen
+from locallip.report.runs import EXPLORED as EXPLORER_FILE
+from locallip.report.runs import read_run
 from locallip.training.fit import Options, fit
 from locallip.training.progress import display
 from locallip.training.recipe import find, rescaled
 from locallip.zoo import load_model
 
 Say = Callable[..., None]
-DOMAIN = (0.0, 1.0)
+#: Images of the report's explorer.
+EXPLORED = 16
 NEXT_STEPS = """  Your own network:  import locallip as ll; print(ll.certify(model, x, y, eps=0.5))
   Another radius:    locallip demo --eps 1.0 --epochs 30, some minutes     (all options: locallip demo --help)"""
 
 
-def run(eps: float, epochs: int, seed: int, limit: int, images: int, out: Path | None = None) -> Certificate:
-    """The whole demo: train on the first `images` training images, certify the first `limit` test images, print both.
+def run(
+    eps: float, epochs: int, seed: int, limit: int, images: int, out: Path | None = None, page: Path | None = None
+) -> list[Row]:
+    """The whole demo: train on the first `images` training images, certify the first `limit` test images, show both.
 
-    `out` keeps the run folder; without it the run is forgotten.
+    `out` keeps the run folder; without it the run is forgotten. `page` is the report to write.
     """
     say = _speaker()
     base = find("demo")
@@ -45,49 +55,63 @@ def run(eps: float, epochs: int, seed: int, limit: int, images: int, out: Path |
     say("  off at a height that is learned. The aim: no change of the pixels (0 to 1) of l2 norm up to")
     say(f"  eps = {eps:g} changes its answer. Training goes to {target / eps:.1f} times that, and eps grows on the way.\n")
     with tempfile.TemporaryDirectory() as forgotten:
-        folder = out or Path(forgotten) / "run"
+        folder = out or Path(forgotten) / "demo"
         options = Options(out=folder, evaluate=False, announce=out is not None, device=torch.device("cpu"))
         fit(recipe, options, display(quiet=0.0))
-        model = load_model(folder)
-    # Another stream of random numbers than the one behind the weights: the proof wants its starts independent of them.
-    return report(model, *_test_images(limit), eps, seed + 1_000_003, say)
+        model, test = load_model(folder), load_images("embedded", "test")
+        # Another stream of random numbers than the one behind the weights: the proof wants its starts independent of them.
+        rows = report(model, test, repr(eps), limit, seed + 1_000_003, folder / "certificates.jsonl", say)
+        if page is not None:
+            _write_page(folder, model, test, repr(eps), rows, page, say)
+    say("\nWhat next", "bold")
+    say(NEXT_STEPS)
+    return rows
 
 
-def _test_images(count: int) -> tuple[Tensor, Tensor]:
-    """The first `count` test images, (count, 1, 28, 28) in [0, 1], and their labels (count,)."""
-    images, labels = load_embedded("test")
-    return images[:count].float() / 255, labels[:count]
-
-
-def report(model: nn.Module, x: Tensor, y: Tensor, eps: float, seed: int, say: Say) -> Certificate:
-    """Certify x (N, 1, 28, 28) and print accuracies, bounds and a few of the images."""
+def report(model: nn.Module, test: ImageSet, eps: str, limit: int, seed: int, out: Path, say: Say) -> list[Row]:
+    """Certify the first test images, and print accuracies, bounds and a few of the images."""
     say("\nCertifying", "bold")
-    say(f"  {len(x):,} test images, some tens of milliseconds each ...")
+    say(f"  {limit:,} test images, some tens of milliseconds each ...")
     begin = time.perf_counter()
-    result = certify(model, x, y, eps, input_domain=DOMAIN, seed=seed)
+    job = Job(model_name="demo", eps=eps, limit=limit, batch_size=32, seed=seed, out=out)
+    rows, settings, _ = certify_images(job, model, test)
     seconds = time.perf_counter() - begin
-    say(f"  The first {len(x):,} test images at eps = {eps:g}, in {seconds:.1f} s. Guarantee: {result.guarantee.value};")
-    say(f"  each certificate is wrong with probability at most {result.failure_prob:g}.\n")
-    share = {verdict: result.verdicts.count(verdict) / len(x) for verdict in Verdict}
+    say(f"  The first {limit:,} test images at eps = {float(eps):g}, in {seconds:.1f} s. Guarantee: {settings.guarantee};")
+    say(f"  each certificate is wrong with probability at most {settings.failure_prob:g}.\n")
+    share = {verdict: sum(row.verdict == verdict for row in rows) / len(rows) for verdict in Verdict}
     clean, certified = 1 - share[Verdict.MISCLASSIFIED], share[Verdict.CERTIFIED]
-    by_global = result.decided_by.count("global bound") / len(x)
+    by_global = sum(row.decided_by == "global bound" for row in rows) / len(rows)
     say(f"  clean accuracy      {clean:6.1%}   right on the image itself")
     say(f"  attacked accuracy   {clean - share[Verdict.ATTACKED]:6.1%}   right, and an attack (PGD, 20 steps) found nothing")
     say(f"  certified accuracy  {certified:6.1%}   proved: no attack of this size exists", "bold")
     say(f"    the same proof with the global bound in place of the local one: {by_global:.1%}\n")
-    _compare_bounds(model, x, eps, result, seed, say)
-    _show_examples(model, x, y, result, seed, say)
-    say("\nWhat next", "bold")
-    say(NEXT_STEPS)
-    return result
+    x = test.images[:limit].float() / 255
+    _compare_bounds(model, x, eps, rows, seed, say)
+    _show_examples(model, x, test.labels[:limit], rows, seed, say)
+    return rows
 
 
-def _compare_bounds(model: nn.Module, x: Tensor, eps: float, result: Certificate, seed: int, say: Say) -> None:
-    """The local bounds that the certificate rests on, against the one bound for all images."""
+def _write_page(folder: Path, model: nn.Module, test: ImageSet, eps: str, rows: list[Row], page: Path, say: Say) -> None:
+    """The report of this run, with some images to explore."""
+    say("\nReport", "bold")
+    try:
+        from locallip.report.build import write_report
+    except ImportError:
+        say("  There is none without the extra 'report': pip install 'locallip[report]', or '.[report]' in a clone")
+        return
+    say(f"  Looking into {EXPLORED} images for it ...")
+    values = Explorer(model, test, eps).run(chosen(EXPLORED, len(test), rows), {row.index: row for row in rows})
+    write_atomically(folder / EXPLORER_FILE, (json.dumps(values) + "\n").encode())
+    about = write_report([read_run(str(folder))], page)
+    say(f"  {page.resolve()} ({about}): open it in a browser", "bold")
+
+
+def _compare_bounds(model: nn.Module, x: Tensor, eps: str, rows: list[Row], seed: int, say: Say) -> None:
+    """The local bounds that the certificates rest on, against the one bound for all images."""
     general = global_lipschitz(model, x.shape[1:], seed=seed)
-    needed = torch.tensor([check.startswith("local bound") or check == "nothing" for check in result.decided_by])
-    # What a certificate holds is the bound that was enough for it; this is the tightest.
-    local = local_lipschitz(model, x[needed], eps, input_domain=DOMAIN, seed=seed)
+    needed = torch.tensor([row.decided_by not in ("global bound", "attack", "clean logits") for row in rows])
+    # What a row holds is the bound that was enough for it; this is the tightest.
+    local = local_lipschitz(model, x[needed], eps, seed=seed)
     local = local[local.isfinite()]
     say(f"  Lipschitz bound     global {general:.2f} for all images")
     if len(local):
@@ -97,18 +121,16 @@ def _compare_bounds(model: nn.Module, x: Tensor, eps: float, result: Certificate
         say("                      the global bound or the attack decided the others")
 
 
-def _show_examples(model: nn.Module, x: Tensor, y: Tensor, result: Certificate, seed: int, say: Say) -> None:
+def _show_examples(model: nn.Module, x: Tensor, y: Tensor, rows: list[Row], seed: int, say: Say) -> None:
     """Three certified images and the first of every other verdict, three in a row."""
-    places = [i for i, v in enumerate(result.verdicts) if v is Verdict.CERTIFIED][:3]
-    others = (Verdict.UNKNOWN, Verdict.ATTACKED, Verdict.MISCLASSIFIED)
-    places += [result.verdicts.index(verdict) for verdict in others if verdict in result.verdicts]
+    places = [row.index for row in rows if row.verdict == Verdict.CERTIFIED][:3]
+    for verdict in (Verdict.UNKNOWN, Verdict.ATTACKED, Verdict.MISCLASSIFIED):
+        places += [row.index for row in rows if row.verdict == verdict][:1]
     some, labels = x[places], y[places]
-    radii = certified_radius(model, some, labels, input_domain=DOMAIN, seed=seed + 1)
-    with torch.no_grad():
-        predicted = model(some).argmax(1)
+    radii = certified_radius(model, some, labels, seed=seed + 1)
     pictures = []
     for k, place in enumerate(places):
-        about = [f"label {labels[k]}, predicted {predicted[k]}", str(result.verdicts[place])]
+        about = [f"label {labels[k]}, predicted {rows[place].prediction}", rows[place].verdict]
         about += [f"certified radius {radii[k]:.2f}" if radii[k] > 0 else "no certified radius"]
         pictures.append(draw(some[k, 0]) + about)
     for start in range(0, len(pictures), 3):

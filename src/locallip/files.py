@@ -46,6 +46,14 @@ def write_atomically(path: Path, data: bytes) -> None:
         raise
 
 
+def check_writable(path: Path) -> None:
+    """Raise OSError where no file can be made beside `path`, before somebody waits for what shall be in it."""
+    trial = path.with_name(f".{path.name}.{os.getpid()}{PART}")
+    with open(trial, "wb"):
+        pass
+    trial.unlink()
+
+
 def rename(half: Path, path: Path) -> None:
     """Put a finished file in its place, for good."""
     os.replace(half, path)

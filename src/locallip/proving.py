@@ -10,11 +10,13 @@ from typing import Literal
 
 import torch
 
-from locallip.brought import brought
+from locallip.brought import brought, name_of
+from locallip.data import READERS
 from locallip.network import UnsupportedLayer
 from locallip.norms import Guarantee, LayerTooLarge
 from locallip.options import check, device_of
 from locallip.proofs import Job, WrongRows, certify_images, verify_rows
+from locallip.proofs.rows import FORMATS
 from locallip.proofs.settings import about_file
 from locallip.proofs.settings import read_about as read_settings
 from locallip.proofs.summary import describe
@@ -77,11 +79,17 @@ def certify(
     check(seed is None or 0 <= seed < 2**62, f"--seed must be between 0 and {2**62 - 1}, got {seed}")
     check(1e-15 <= failure_prob < 1, f"--failure-prob must lie between 1e-15 and 1, got {failure_prob}")
     check(not radius or failure_prob >= 2e-15, f"--failure-prob must be at least 2e-15 with --radius, got {failure_prob}")
+    check(attack_steps <= 10**6, f"--attack-steps must be at most 1000000, got {attack_steps}")
+    check(power_steps <= 10**6, f"--power-steps must be at most 1000000, got {power_steps}")
+    if out is not None:
+        check(out.suffix in FORMATS, f"--out {out}: rows are kept in files that end in {' or '.join(FORMATS)}")
+        check(out.parent.is_dir(), f"--out {out}: there is no folder {out.parent}")
+        check(not out.is_dir(), f"--out {out} is a folder: name a file in it")
     check(out is not None or not resume, "--resume goes on with the rows of an earlier run: name them with --out")
     network, images, asked = brought(model, data, eps, split, data_root, download)
     place = device_of(device) or torch.device("cuda" if torch.cuda.is_available() else "cpu")
     job = Job(
-        model_name=Path(model).name,
+        model_name=name_of(model),
         eps=asked,
         guarantee=Guarantee.parse(guarantee),
         failure_prob=failure_prob,
@@ -120,6 +128,9 @@ def verify(
 ) -> None:
     """Repeat some rows of `locallip certify` and say whether they agree; exit code 1 where they do not.
 
+    Weights, images, labels, eps and summary must fit all rows; the sampled ones are proved or broken anew. The seed, the
+    size of batches, times and hardware are not checked.
+
     Args:
         rows: The .jsonl or .csv file, with its .json beside it.
         model: The network, if it is not a name from `locallip models`: a run folder or a .safetensors file.
@@ -130,8 +141,15 @@ def verify(
     """
     check(sample >= 1, f"--sample must be at least 1, got {sample}")
     settings, _ = read_settings(rows)
+    if settings.data not in READERS:
+        raise WrongRows(f"{about_file(rows)}: there is no data set {settings.data!r}; known are {', '.join(READERS)}")
     about = (settings.data, settings.eps, settings.split, data_root, download)
-    network, images, _ = brought(model or settings.model, *about)
+    try:
+        network, images, _ = brought(settings.model if model is None else model, *about)
+    except WrongModel as error:
+        raise WrongModel(
+            f"{error}. {rows} is about {settings.model}: say where that is with --model" if model is None else str(error)
+        ) from None
     place = device_of(device) or torch.device("cuda" if torch.cuda.is_available() else "cpu")
     faults = verify_rows(rows, network, images, sample=sample, device=place)
     for fault in faults[:20]:

@@ -24,7 +24,8 @@ def boundary(goal: Goal) -> Found:
     far = length(delta.double()) / goal.claims.radius
     # What lies well within the ball is taken as it is; on the sphere an error of the search is worth the most.
     points = torch.where(shaped(beyond & (far < 1 - 1e-6), x), goal.claims.x + delta.double(), on_sphere(goal.claims, delta))
-    return Found(points, goal.claims, torch.where(beyond, far, float("inf")))
+    seen = beyond & lead_of(goal, x + delta).isfinite()  # an overflow of float32 is no boundary
+    return Found(points, goal.claims, torch.where(seen, far, float("inf")))
 
 
 def _outwards(goal: Goal, x: Tensor, radius: Tensor) -> Tensor:

@@ -58,7 +58,7 @@ def worst_logits(
     if not outward:
         return WorstLogits(clean, clean + rise.masked_fill(label, 0))
     assert trace.logits_error is not None
-    rise = up(rise) + up(trace.logits_error) + gamma(8, clean.dtype) * clean.abs()
+    rise = up(rise, 8 + len(network.stages[-1].terms)) + up(trace.logits_error) + gamma(8, clean.dtype) * clean.abs()
     lowest = clean - up(trace.logits_error) - gamma(8, clean.dtype) * clean.abs()
     worst = torch.where(label, lowest, clean + up(rise))
     slope_steps = SLOPE_STEPS if slope_steps is None else slope_steps

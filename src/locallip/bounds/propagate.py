@@ -50,7 +50,7 @@ class Region:
 class Trace:
     """Everything that `propagate` learned: a region per source, a box and masks per activation, a norm per term.
 
-    `before` has what was known before each activation, with outward rounding only.
+    `before` has what was known before each activation, with outward rounding only; `logits_box` holds every logit.
     """
 
     regions: tuple[Region, ...]
@@ -61,6 +61,7 @@ class Trace:
     logits_error: Tensor | None
     lipschitz: Tensor
     before: tuple[Before, ...] = ()
+    logits_box: Box | None = None
 
 
 @dataclass(frozen=True)
@@ -188,7 +189,7 @@ def propagate(
         lipschitz = _weighted_sum([(norms[key], regions[source].lipschitz) for source, key in keys.items()], outward)
         if stage.activation is None:
             total_slope = lipschitz.expand(len(x))
-            return Trace(tuple(regions), tuple(boxes), tuple(masks), norms, center, error, total_slope, tuple(befores))
+            return Trace(tuple(regions), tuple(boxes), tuple(masks), norms, center, error, total_slope, tuple(befores), box)
         boxes.append(box)
         masks.append(varying)
         if error is not None:
@@ -286,7 +287,7 @@ def _pre_activation_outward(stage: Stage, regions: list[Region], balls: _Balls) 
     center, middle = total(centers) + offset, total(middles) + offset
     error = up(total(errors) + offset_slack, 8 + stage.fan_in)
     spread = up(total(spreads) + offset_slack, 8 + stage.fan_in) + slack * middle.abs()
-    reach = up(total(reaches) + error) + slack * center.abs()
+    reach = up(total(reaches) + error, 8 + stage.fan_in) + slack * center.abs()
     upper = torch.minimum(middle + spread, center + reach)
     lower = torch.maximum(middle - spread, center - reach)
     return center, error, Box(lower, upper)

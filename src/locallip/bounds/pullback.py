@@ -102,7 +102,7 @@ class _Pass:
             if outward:
                 both = of.spread[source].flatten(1)[samples]
                 share = both.gather(1, classes[:, None]) + both.gather(1, labels[:, None])
-                self.lost = self.lost + gamma(op.roundings + 8, dtype) * share[:, 0]
+                self.lost = self.lost + gamma(op.roundings + 8 + len(of.regions), dtype) * share[:, 0]
         ends = [k for k in range(len(of.regions)) if k not in of.stages]
         self.ends = {k: self._end(of.regions[k]) for k in ends}
 
@@ -170,7 +170,7 @@ class _Pass:
         cost = cost + _sum((gamma(8, self.dtype) * g.abs() + DUST) * stage.width.flatten(1)[self.samples])
         for source, op in stage.terms.items():
             spread = stage.spread[source].flatten(1)[self.samples]
-            cost = cost + _sum((gamma(op.roundings + 8, self.dtype) * g.abs()) * spread)
+            cost = cost + _sum((gamma(op.roundings + 8 + len(self.of.regions), self.dtype) * g.abs()) * spread)
             cost = cost + DUST * _sum(self.of.widths[source].flatten(1)[self.samples])
         return cost
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from locallip.files import write_atomically
+from locallip.files import check_writable, write_atomically
 from locallip.proofs import WrongRows
 
 
@@ -63,6 +63,10 @@ def check_out(path: Path) -> None:
     for there in (path, path.with_suffix(".json")):
         if there.exists():
             raise WrongRows(f"{there} is there already: name another --out")
+    try:
+        check_writable(path)
+    except OSError as error:
+        raise WrongRows(f"--out {path} cannot be written: {error.strerror or error}") from None
 
 
 def write_rows(path: Path, rows: Sequence[AttackRow], settings: AttackSettings, summary: Mapping[str, Any]) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from locallip.arithmetic import autocast_off
+from locallip.arithmetic import autocast_off, is_out_of_memory
 from locallip.attacks import Attempts, attack_in_turn, autoattack_attempts, strong_attempts
 from locallip.breaking.rows import AttackRow, AttackSettings
 from locallip.certify.confirm import Judge
@@ -114,8 +114,8 @@ class _Chunk:
                 with torch.inference_mode(False), autocast_off():
                     outcome = attack_in_turn(attempts, x, y, eps, self._broken, self._told)
                 break
-            except torch.OutOfMemoryError:  # smaller batches, where the device has no room for those asked for
-                if batch_size == 1:
+            except (RuntimeError, MemoryError) as error:  # smaller batches, where there is no room for those asked for
+                if batch_size == 1 or not is_out_of_memory(error):
                     raise
             torch.cuda.empty_cache()
             batch_size = max(1, batch_size // 2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
+import re
 from collections.abc import Iterable, Sequence
 from decimal import Decimal
 from fractions import Fraction
@@ -18,6 +19,10 @@ from locallip.network import Network
 SMALLEST = -120
 #: Random starts come from generators of 64 bits, whose every value has a probability of 5e-20.
 SMALLEST_FAILURE_PROB = 1e-15
+
+#: Text beyond these is no radius, and as a fraction it would fill the memory: 1e999999999 has a billion digits.
+LONGEST_EPS, LARGEST_EXPONENT = 1000, 5000
+_EXPONENT = re.compile(r"[eE]([-+]?[\d_]*\d)\s*$")
 
 Eps = float | str | Fraction | Sequence[float] | Tensor
 
@@ -40,6 +45,14 @@ def as_eps(eps: Eps, batch: int, device: torch.device) -> Tensor:
 
 
 def _scalar(eps: object) -> float:
+    if isinstance(eps, str) and len(eps) > LONGEST_EPS:
+        raise ValueError(f"eps {eps[:LONGEST_EPS]!r}... is too long for a number or a fraction such as '36/255'")
+    if (
+        isinstance(eps, str)
+        and (exponent := _EXPONENT.search(eps))
+        and abs(int(exponent[1].replace("_", ""))) > LARGEST_EXPONENT
+    ):
+        raise ValueError(f"eps {eps!r} is beyond what float64 can hold")
     try:
         exact = Fraction(eps) if isinstance(eps, str) else Fraction(*eps.as_integer_ratio())  # type: ignore[attr-defined]
         nearest = float(exact)

@@ -140,13 +140,14 @@ class Prover:
         """What is proved of the label's lead on each ball; NaN where nothing is. Without `slopes` they are not tried."""
         trace = self.trace(x, eps, local=local, domain=domain)
         assert trace.logits_error is not None
-        return Margin(self._lead(trace, y, slopes), trace.lipschitz, trace.logits, trace.logits_error)
+        return Margin(self.lead_of(trace, y, slopes), trace.lipschitz, trace.logits, trace.logits_error)
 
     def may_prove(self, x: Tensor, y: Tensor, eps: Tensor, *, domain: tuple[float, float] | None = None) -> Tensor:
         """Where norms from below, which are never above proved ones, leave the margin a chance; (B,) bool."""
-        return ~(self._lead(self._trace(self._guess, x, eps, domain), y) <= 0)  # a NaN rules nothing out
+        return ~(self.lead_of(self._trace(self._guess, x, eps, domain), y) <= 0)  # a NaN rules nothing out
 
-    def _lead(self, trace: Trace, y: Tensor, slopes: bool = True) -> Tensor:
+    def lead_of(self, trace: Trace, y: Tensor, slopes: bool = True) -> Tensor:
+        """What a trace proves of the label's lead, (B,); NaN where nothing is. Without `slopes` they are not tried."""
         with exact_arithmetic():
             steps = None if slopes and self.has_slopes else 0
             worst = worst_logits(self.network, trace, y, outward=True, slope_steps=steps).worst

@@ -153,6 +153,8 @@ def _batch_norm(module: nn.BatchNorm2d, in_shape: torch.Size, like: Tensor) -> A
         raise Refused("batch norm in training mode mixes the samples of a batch; call model.eval() first")
     if module.running_mean is None or module.running_var is None:
         raise Refused("batch norm without running statistics mixes the samples of a batch; keep them")
+    if bool((module.running_var < 0).any()):  # var + eps may cancel, and float32 has another eps
+        raise Refused("batch norm with a negative running variance has no rule; a variance is at least 0")
     shape = (-1, *[1] * (len(in_shape) - 1))
 
     def inverse(dtype: torch.dtype) -> Tensor:

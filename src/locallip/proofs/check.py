@@ -35,7 +35,7 @@ def _faults(row: Row, settings: Settings, label: int) -> Iterator[str]:
     if row.label != label:
         yield f"its label is {row.label}, and that of the image {label}"
     if row.eps != settings.radius:
-        yield f"its eps is {row.eps}, and that of the run {settings.eps}"
+        yield f"its eps is {row.eps}, and that of the run {settings.eps}, which is {settings.radius} as a number"
     if (row.guarantee, row.failure_prob) != (settings.guarantee, settings.failure_prob):
         yield (
             f"it claims {row.guarantee} with failure probability {row.failure_prob}, "
@@ -43,6 +43,14 @@ def _faults(row: Row, settings: Settings, label: int) -> Iterator[str]:
         )
     if row.verdict not in VERDICTS.get(row.decided_by, ()):
         yield f"{row.decided_by!r} does not make anything {row.verdict}"
+    if (row.decided_by == "attack" and not settings.attack_steps) or (
+        "slopes" in row.decided_by and settings.method == "local"
+    ):
+        yield f"it was decided by {row.decided_by!r}, which the run left out"
+    if row.seconds < 0:
+        yield f"it took {row.seconds} seconds"
+    if row.verdict != Verdict.CERTIFIED and row.lipschitz is not None and row.margin is not None and row.margin > 0:
+        yield f"it is {row.verdict} with a margin of {row.margin}, which would prove it"
     if row.verdict == Verdict.CERTIFIED and not _bounded(row):
         bounds = f"the bound {row.lipschitz}, over all inputs {row.global_lipschitz}"
         yield f"it is CERTIFIED with a margin of {row.margin} and {bounds}"

@@ -103,9 +103,17 @@ def read_rows(path: Path, *, whole: bool = True) -> list[Row]:
     return [_row(_parsed(line, f"{path}, line {n}"), f"{path}, line {n}") for n, line in enumerate(lines, start=1)]
 
 
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A field that is there twice says one thing to us and perhaps another to somebody else."""
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        raise ValueError("a field is there twice")
+    return values
+
+
 def _parsed(line: str, where: str) -> Mapping[str, Any]:
     try:
-        value = json.loads(line)
+        value = json.loads(line, object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
         raise WrongRows(f"{where} is not valid JSON: {error}") from None
     if not isinstance(value, dict):

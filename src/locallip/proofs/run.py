@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from locallip.arithmetic import is_out_of_memory
 from locallip.certify import Certificate, Certifier, RadiusFinder, Verdict
 from locallip.certify.inputs import as_eps
 from locallip.certify.prover import Method
@@ -20,7 +21,7 @@ from locallip.data import ImageSet
 from locallip.files import InUse, locked
 from locallip.norms import Guarantee
 from locallip.proofs.check import contradictions
-from locallip.proofs.rows import Row, WrongRows, append_rows, read_rows, replace_rows
+from locallip.proofs.rows import FORMATS, Row, WrongRows, append_rows, read_rows, replace_rows
 from locallip.proofs.settings import Settings, about_file, read_about, write_about
 from locallip.proofs.summary import summarize
 from locallip.provenance import environment, hardware, others_gb
@@ -77,6 +78,15 @@ def certify_images(
             return _certify_images(job, model, images, say)
     except InUse:
         raise WrongRows(f"{job.out} is in use by another process that is writing it") from None
+    except KeyboardInterrupt:
+        if job.out.exists():
+            say(f"the rows so far are in {job.out}: go on with --resume")
+        raise
+    except BrokenPipeError:  # that of what we say, not of the rows
+        raise
+    except OSError as error:
+        kept = "; the rows so far are kept: go on with --resume" if job.out.exists() else ""
+        raise WrongRows(f"{job.out} cannot be written: {error.strerror or error}{kept}") from None
 
 
 def _certify_images(
@@ -184,6 +194,9 @@ def _continued(job: Job) -> Settings | None:
     """The settings of the run that is to go on; None for a new one."""
     if job.out is None or not (job.out.exists() or about_file(job.out).exists()):
         return None
+    for other in (job.out.with_suffix(suffix) for suffix in FORMATS):
+        if other.exists() and not job.out.exists():
+            raise WrongRows(f"{about_file(job.out)} is about {other.name}: name another --out than {job.out.name}")
     if not job.resume:
         raise WrongRows(
             f"{job.out} or {about_file(job.out).name} is there already: go on with --resume, or name another --out"
@@ -280,8 +293,8 @@ def _in_memory(worker: Certifier | RadiusFinder, seed: int, work: Callable[[], T
             worker.seed_again(seed)
             try:
                 return work()
-            except torch.OutOfMemoryError:
-                if worker.batch_size == 1:
+            except (RuntimeError, MemoryError) as error:
+                if worker.batch_size == 1 or not is_out_of_memory(error):
                     raise
             torch.cuda.empty_cache()
             worker.batch_size = max(1, worker.batch_size // 2)

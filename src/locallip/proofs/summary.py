@@ -31,8 +31,8 @@ def summarize(rows: Sequence[Row]) -> dict[str, Any]:
         "certified_interval": [round(100 * low, 3), round(100 * high, 3)],
         "verdicts": {str(verdict): verdicts[verdict] for verdict in Verdict},
         "decided_by": dict(Counter(row.decided_by for row in rows).most_common()),
-        "failure_prob_of_all": min(1.0, sum(row.failure_prob for row in rows)),
-        "seconds": round(sum(row.seconds for row in rows), 3),
+        "failure_prob_of_all": min(1.0, math.fsum(row.failure_prob for row in rows)),
+        "seconds": round(math.fsum(row.seconds for row in rows), 3),
     }
     radii = [row.radius for row in rows if row.radius is not None]
     return {**summary, **_radii(radii, rows[0].eps)} if radii and len(radii) == count else summary

@@ -1,0 +1,270 @@
+"""Charts as SVG text: lines, bars, shares and small multiples. Colours and fonts come from the page's style sheet.
+
+Classes: axis, gridline, tick, label, legend; s0 to s7 colour a series; paper is a dashed reference line; area a light fill.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+WIDTH, HEIGHT = 560, 330
+#: Room around the drawing for ticks and names.
+LEFT, RIGHT, TOP, BOTTOM = 58, 14, 14, 46
+LETTER = 6.6  # mean width of a letter in the font of labels
+SERIES = 8
+
+
+@dataclass(frozen=True)
+class Line:
+    """Points (x, y) in order; those that are not finite leave a gap. `dashed` for the second of two that belong together."""
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float]
+    series: int = 0
+    dashed: bool = False
+    dots: bool = False
+
+
+@dataclass(frozen=True)
+class Axis:
+    """The way from values to places: low to high is `begin` to `end` in the drawing."""
+
+    low: float
+    high: float
+    begin: float
+    end: float
+    log: bool = False
+
+    def __call__(self, value: float) -> float:
+        if self.log:
+            share = (math.log(max(value, 1e-300)) - math.log(self.low)) / (math.log(self.high) - math.log(self.low))
+        else:
+            share = (value - self.low) / (self.high - self.low)
+        return round(self.begin + min(max(share, -0.05), 1.05) * (self.end - self.begin), 2)
+
+    def ticks(self) -> list[float]:
+        if not self.log:
+            return _steps(self.low, self.high)
+        powers = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
+        found = [m * 10.0**p for p in powers for m in (1, 2, 5) if self.low * 0.999 <= m * 10.0**p <= self.high * 1.001]
+        return found if len(found) <= 7 else [tick for tick in found if f"{tick:.0e}".startswith("1")]
+
+
+def line_chart(
+    lines: Sequence[Line],
+    x_name: str,
+    y_name: str,
+    *,
+    log: bool = False,
+    top: float | None = None,
+) -> str:
+    """Lines over one axis; y begins at 0, or is logarithmic; `top` fixes where it ends."""
+    drawn = [line for line in lines if any(math.isfinite(v) for v in line.y)]
+    legend = _legend([(line.name, line.series, line.dashed) for line in drawn])
+    x, y = _axes([v for line in lines for v in line.x], [v for line in lines for v in line.y], log, top, legend.height)
+    return _svg([*_frame(x, y, x_name, y_name), *(_path(line, x, y) for line in drawn), *legend.parts])
+
+
+def bar_chart(
+    groups: Sequence[str],
+    series: Sequence[tuple[str, Sequence[float]]],
+    y_name: str,
+    *,
+    top: float | None = None,
+    marks: tuple[str, Sequence[float]] | None = None,
+) -> str:
+    """Bars in groups, one per series; a value that is not finite has none. `marks` are levels to compare with, by group."""
+    legend = _legend(
+        [(name, k, False) for k, (name, _) in enumerate(series) if len(series) > 1]
+        + ([(marks[0], -1, True)] if marks else [])
+    )
+    values = [v for _, row in series for v in row] + list(marks[1] if marks else [])
+    x, y = _axes([0.0, float(len(groups))], values, False, top, legend.height)
+    parts = _frame(x, y, "", y_name, x_ticks=False)
+    width = 0.8 / max(len(series), 1)
+    for k, (_, row) in enumerate(series):
+        for g, value in enumerate(row):
+            if math.isfinite(value):
+                left, right = x(g + 0.1 + k * width), x(g + 0.1 + (k + 1) * width)
+                parts.append(_bar(left, y(value), right - left - min(1.0, (right - left) / 4), y(y.low), k))
+    every = max(1, math.ceil(len(groups) * max(map(len, groups), default=1) * LETTER / (x.end - x.begin) * 0.9))
+    parts += [_text(x(g + 0.5), y.begin + 18, groups[g], "tick", "middle") for g in range(0, len(groups), every)]
+    for g, value in enumerate(marks[1] if marks else []):
+        if math.isfinite(value):
+            parts.append(f'<line class="paper" x1="{x(g + 0.02)}" x2="{x(g + 0.98)}" y1="{y(value)}" y2="{y(value)}"/>')
+    return _svg(parts + legend.parts)
+
+
+def histogram_lines(values: Sequence[Sequence[float]], names: Sequence[str], *, bins: int = 24) -> list[Line]:
+    """How many values of each set fall between equal steps, in per cent, as one outline per set."""
+    found = [v for row in values for v in row if math.isfinite(v)]
+    low, high = (min(found), max(found)) if found else (0.0, 1.0)
+    low = 0.0 if low < 0.3 * high else low
+    width = (high - low) / bins or 1.0
+    lines = []
+    for k, row in enumerate(values):
+        counts = [0] * bins
+        for v in row:
+            if math.isfinite(v):
+                counts[min(bins - 1, int((v - low) / width))] += 1
+        share = [100 * count / max(len(row), 1) for count in counts]
+        xs = [low + width * (i // 2 + i % 2) for i in range(2 * bins)]
+        lines.append(Line(names[k], [low, *xs, high], [0.0, *(share[i // 2] for i in range(2 * bins)), 0.0], k))
+    return lines
+
+
+def shares(rows: Sequence[tuple[str, Sequence[tuple[str, float]]]]) -> str:
+    """One bar of 100 per cent per row, cut into named shares; the same name has the same colour in every row."""
+    names = list(dict.fromkeys(name for _, parts in rows for name, _ in parts))
+    legend = _legend([(name, k, False) for k, name in enumerate(names)])
+    height, parts = 44, []
+    for r, (title, cut) in enumerate(rows):
+        y, begin = legend.height + 10 + r * height, 0.0
+        parts.append(_text(8, y + 10, title, "label", "start"))
+        for name, value in cut:
+            left, wide = 8 + (WIDTH - 16) * begin / 100, (WIDTH - 16) * value / 100
+            parts.append(_bar(left, y + 16, max(wide - 1, 0), y + 34, names.index(name)))
+            begin += value
+    return _svg(parts + legend.parts, legend.height + 18 + height * len(rows))
+
+
+def panels(charts: Sequence[tuple[str, Sequence[Line]]], x_name: str, y_name: str, *, log: bool = False) -> str:
+    """Small multiples: two charts beside each other, each with its title, one legend for all."""
+    first = charts[0][1] if charts else []
+    legend = _legend([(line.name, line.series, line.dashed) for line in first])
+    wide, high, parts = WIDTH / 2, 190, list(legend.parts)
+    for k, (title, lines) in enumerate(charts):
+        left, upper = (k % 2) * wide, legend.height + (k // 2) * high
+        x, y = _axes(
+            [v for line in lines for v in line.x],
+            [v for line in lines for v in line.y],
+            log,
+            None,
+            upper + 12,
+            left=left,
+            wide=wide,
+            bottom=upper + high,
+        )
+        parts.append(_text((x.begin + x.end) / 2, upper + 14, title, "label", "middle"))
+        last = k >= len(charts) - 2
+        parts += _frame(x, y, x_name if last else "", y_name if k % 2 == 0 else "")
+        parts += [_path(line, x, y) for line in lines]
+    return _svg(parts, legend.height + high * math.ceil(len(charts) / 2) + 6)
+
+
+def _axes(
+    xs: Sequence[float],
+    ys: Sequence[float],
+    log: bool,
+    top: float | None,
+    upper: float,
+    *,
+    left: float = 0,
+    wide: float = WIDTH,
+    bottom: float = HEIGHT,
+) -> tuple[Axis, Axis]:
+    x = [v for v in xs if math.isfinite(v)] or [0.0, 1.0]
+    y = [v for v in ys if math.isfinite(v) and (v > 0 or not log)] or [0.1, 1.0]
+    x_low, x_high = min(x), max(x) if max(x) > min(x) else min(x) + 1
+    if log:
+        low, high = min(y) / 1.15, max(y) * 1.15
+    else:
+        low, high = min(0.0, *y, 0.0), (max(y) if top is None else top) or 1.0
+        high += 0.04 * (high - low) if top is None else 0
+    return (
+        Axis(x_low, x_high, left + LEFT, left + wide - RIGHT),
+        Axis(low, high if high > low else low + 1, bottom - BOTTOM, upper + TOP, log),
+    )
+
+
+def _frame(x: Axis, y: Axis, x_name: str, y_name: str, x_ticks: bool = True) -> list[str]:
+    parts = []
+    for tick in y.ticks():
+        parts.append(f'<line class="gridline" x1="{x.begin}" x2="{x.end}" y1="{y(tick)}" y2="{y(tick)}"/>')
+        parts.append(_text(x.begin - 7, y(tick) + 4, number(tick), "tick", "end"))
+    parts.append(f'<line class="axis" x1="{x.begin}" x2="{x.end}" y1="{y.begin}" y2="{y.begin}"/>')
+    if x_ticks:
+        parts += [_text(x(tick), y.begin + 18, number(tick), "tick", "middle") for tick in x.ticks()]
+    if x_name:
+        parts.append(_text((x.begin + x.end) / 2, y.begin + 37, x_name, "label", "middle"))
+    if y_name:
+        place = f'transform="translate({x.begin - LEFT + 13:.1f} {(y.begin + y.end) / 2:.1f}) rotate(-90)"'
+        parts.append(f'<text class="label" text-anchor="middle" {place}>{escape(y_name)}</text>')
+    return parts
+
+
+def _path(line: Line, x: Axis, y: Axis) -> str:
+    words, pen = [], "M"
+    for a, b in zip(line.x, line.y, strict=True):
+        if not (math.isfinite(a) and math.isfinite(b)) or (y.log and b <= 0):
+            pen = "M"
+            continue
+        words.append(f"{pen}{x(a)} {y(b)}")
+        pen = "L"
+    dash = ' stroke-dasharray="5 4"' if line.dashed else ""
+    drawn = f'<path class="line s{line.series % SERIES}" fill="none"{dash} d="{"".join(words)}"/>'
+    if line.dots:
+        points = [(a, b) for a, b in zip(line.x, line.y, strict=True) if math.isfinite(a) and math.isfinite(b)]
+        drawn += "".join(
+            f'<g class="fill"><circle class="s{line.series % SERIES}" cx="{x(a)}" cy="{y(b)}" r="3.5"/></g>'
+            for a, b in points
+        )
+    return drawn
+
+
+def _bar(left: float, upper: float, width: float, lower: float, series: int) -> str:
+    box = f'x="{left:.2f}" y="{min(upper, lower):.2f}" width="{max(width, 0):.2f}" height="{abs(lower - upper):.2f}"'
+    return f'<g class="fill"><rect class="s{series % SERIES}" {box}/></g>'
+
+
+@dataclass(frozen=True)
+class _Legend:
+    parts: list[str]
+    height: float
+
+
+def _legend(entries: Sequence[tuple[str, int, bool]]) -> _Legend:
+    """A line of swatches with names, and further lines where they do not fit; series -1 is a reference."""
+    parts: list[str] = []
+    left, line = float(LEFT), 0
+    for name, series, dashed in entries:
+        wide = 34 + LETTER * len(name)
+        if left + wide > WIDTH and left > LEFT:
+            left, line = LEFT, line + 1
+        middle = 12 + 18 * line
+        kind = "paper" if series < 0 else f"line s{series % SERIES}"
+        dash = ' stroke-dasharray="5 4"' if dashed else ""
+        parts.append(f'<line class="{kind}"{dash} x1="{left}" x2="{left + 20}" y1="{middle}" y2="{middle}"/>')
+        parts.append(_text(left + 25, middle + 4, name, "legend", "start"))
+        left += wide
+    return _Legend(parts, 18.0 * (line + 1) + 4 if parts else 0.0)
+
+
+def _text(x: float, y: float, words: str, kind: str, anchor: str) -> str:
+    return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(words)}</text>'
+
+
+def _svg(parts: Sequence[str], height: float = HEIGHT) -> str:
+    return f'<svg class="chart" viewBox="0 0 {WIDTH} {height:.0f}">{"".join(parts)}</svg>'
+
+
+def _steps(low: float, high: float, wanted: int = 5) -> list[float]:
+    """Round numbers between low and high, about `wanted` of them."""
+    rough = (high - low) / wanted
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(m * power for m in (1, 2, 5, 10) if m * power >= rough * 0.999)
+    first = math.ceil(low / step - 1e-9)
+    return [k * step for k in range(first, math.floor(high / step + 1e-9) + 1)]
+
+
+def number(value: float) -> str:
+    """Short, without a tail of zeros."""
+    if value == 0:
+        return "0"
+    if abs(value) >= 10_000 or abs(value) < 0.001:
+        return f"{value:.0e}".replace("e+0", "e").replace("e-0", "e-").replace("e+", "e")
+    return f"{value:.4g}"

@@ -1,0 +1,47 @@
+"""Figures of how soon norms converge, per layer (the paper's poweriter and poweriters_all)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import mean
+
+from locallip.report.charts import bar_chart
+from locallip.report.figure import table
+from locallip.report.page import Figure, Section
+from locallip.report.runs import Run
+
+
+def convergence(runs: Sequence[Run]) -> Section | None:
+    """A figure per run that was explored; None where none was."""
+    figures = [_steps(run, k) for k, run in enumerate(runs)]
+    found = [figure for figure in figures if figure is not None]
+    about = (
+        "The paper stops power iteration when its vector moves by at most 0.001 in a step. Lanczos counts as converged when "
+        "its norm stays within 0.1 % of the last value."
+    )
+    return Section("convergence", "Steps until a norm has converged", about, found) if found else None
+
+
+def _steps(run: Run, k: int) -> Figure | None:
+    steps = run.explored.get("steps") or {}
+    power, lanczos = steps.get("power") or [], steps.get("lanczos") or []
+    if not power or not power[0]:
+        return None
+    groups = [f"layer {n + 1}" for n in range(len(power))]
+    series = [("power iteration", [mean(row) for row in power]), ("Lanczos", [mean(row) for row in lanczos])]
+    late = sum(value >= steps["power_cap"] for row in power for value in row)
+    see = f"Lanczos needs a small part of the steps. Means over {len(power[0])} images"
+    see += (
+        f"; {late} of {sum(map(len, power))} norms had not converged after {steps['power_cap']} power steps."
+        if late
+        else "."
+    )
+    data = [
+        (group, "power" if row is power[n] else "lanczos", image, value)
+        for n, group in enumerate(groups)
+        for row in (power[n], lanczos[n])
+        for image, value in enumerate(row)
+    ]
+    title = f"Steps per layer: {run.name}"
+    csv = table(("layer", "method", "image", "steps"), data)
+    return Figure(f"steps-{k}", title, see, bar_chart(groups, series, "steps"), csv, f"{title}. {see}")

@@ -1,0 +1,213 @@
+"""What the bound does to single images over a grid of radii: the values behind the explorer of a report."""
+
+from __future__ import annotations
+
+import base64
+import copy
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from locallip.bounds import Trace
+from locallip.certify import Verdict
+from locallip.certify.inputs import as_eps
+from locallip.certify.prover import LocalLayers, Prover, fingerprint
+from locallip.data import ImageSet
+from locallip.norms import Guarantee
+from locallip.proofs.rows import Row
+from locallip.report.nearest import nearest
+from locallip.report.steps import steps_to_converge
+
+#: The slider's radii, in units of eps.
+GRID = (0.0, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0, 1.25, 1.5, 2.0, 3.0)
+#: The attack begins to search at so many eps.
+TOP = 6.0
+#: Slopes are tried at so many radii of the grid beyond the last one that is proved without.
+TRIED = 2
+#: Images whose norms are followed until they converge.
+FOLLOWED = 6
+#: Images bounded together.
+TOGETHER = 4
+
+
+@dataclass(frozen=True)
+class Explorer:
+    """Bounds of chosen images of a data set at every radius of the grid; `local` are the layers with norms per image."""
+
+    model: nn.Module
+    images: ImageSet
+    eps: str
+    guarantee: str = "high_probability"
+    local: LocalLayers = "dense"
+    seed: int = 0
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    say: Callable[[str], None] = field(default=lambda line: None)
+
+    def run(self, places: Sequence[int], rows: Mapping[int, Row]) -> dict[str, Any]:
+        """The values for these images; verdicts and radii are those of `rows` where an image has one."""
+        model = self.model.to(self.device)
+        # A radius of the grid is at most bounded twice, the second time with slopes.
+        probes = 2 * len(GRID)
+        prover = Prover(model, self.images.shape, self.guarantee, probes=probes, seed=self.seed, device=self.device)
+        grid = as_eps(self.eps, 1, self.device) * torch.tensor(GRID, dtype=torch.float64, device=self.device)
+        found: list[dict[str, Any]] = []
+        shown: Trace | None = None
+        for begin in range(0, len(places), TOGETHER):
+            part = list(places[begin : begin + TOGETHER])
+            trace, lead = self._bounds(prover, part, grid)
+            shown = shown or trace
+            found += self._images(prover, part, grid, trace, lead, rows)
+            self.say(f"explored {len(found)} of {len(places)} images")
+        network = {
+            "name": "",
+            "classes": list(self.images.classes),
+            "shape": list(self.images.shape),
+            "eps": float(grid[GRID.index(1.0)]),
+            "eps_text": self.eps,
+            "guarantee": Guarantee.parse(self.guarantee).value,
+            "grid": [_down(float(r), 9) for r in grid],
+            "layers": _layers(prover, shown) if shown is not None else [],
+            "global_lipschitz": [_up(float(v)) for v in prover.ceiling.lipschitz[1:]],
+            "images": found,
+        }
+        steps = self._steps(prover, list(places[:FOLLOWED]))
+        return {"fingerprint": fingerprint(self.model), "network": network, "steps": steps}
+
+    def _pixels(self, places: Sequence[int]) -> tuple[Tensor, Tensor]:
+        index = torch.tensor(list(places))
+        x = (self.images.images[index].to(self.device).float() / 255).double()
+        return x, self.images.labels[index].to(self.device)
+
+    def _bounds(self, prover: Prover, places: Sequence[int], grid: Tensor) -> tuple[Trace, Tensor]:
+        """The trace of every image at every radius, images first, and the proved leads (B, E)."""
+        x, y = (part.repeat_interleave(len(grid), 0) for part in self._pixels(places))
+        eps = grid.repeat(len(places))
+        trace = prover.trace(x, eps, local=self.local)
+        lead = prover.lead_of(trace, y, slopes=False).reshape(len(places), -1)
+        proved = (lead > 0).sum(1, keepdim=True)
+        order = torch.arange(len(grid), device=lead.device)
+        open_ones = (order >= proved) & (order < proved + TRIED) & (lead[:, :1] > 0)
+        where = open_ones.flatten().nonzero()[:, 0]
+        if len(where):
+            lead.view(-1)[where] = prover.margin(x[where], y[where], eps[where], local=self.local).worst
+        return trace, lead
+
+    def _images(
+        self, prover: Prover, places: Sequence[int], grid: Tensor, trace: Trace, lead: Tensor, rows: Mapping[int, Row]
+    ) -> list[dict[str, Any]]:
+        x, y = self._pixels(places)
+        size, count = len(grid), len(places)
+        assert trace.logits_box is not None
+        lower, upper = (end.reshape(count, size, -1) for end in trace.logits_box)
+        logits = trace.logits.reshape(count, size, -1)[:, 0]
+        slopes = [region.lipschitz.expand(count * size).reshape(count, size) for region in trace.regions[1:]]
+        slopes.append(trace.lipschitz.reshape(count, size))
+        kept = [(varying.outputs > 0).reshape(count, size, *varying.outputs.shape[1:]) for varying in trace.varying]
+        exact = copy.deepcopy(self.model).double()
+        attack = nearest(exact, x, y, TOP * float(grid[GRID.index(1.0)]), self.seed)
+        found = []
+        for k, place in enumerate(places):
+            right = bool(logits[k].argmax() == y[k])
+            image = {
+                "index": int(place),
+                "label": int(y[k]),
+                "prediction": int(logits[k].argmax()),
+                "pixels": _bytes(self.images.images[place]),
+                "logits": [round(float(v), 4) for v in logits[k]],
+                "lower": [[_down(float(v)) for v in row] for row in lower[k]],
+                "upper": [[_up(float(v)) for v in row] for row in upper[k]],
+                "margin": [_down(float(v)) for v in lead[k]],
+                "lipschitz": [[_up(float(s[k, e])) for s in slopes] for e in range(size)],
+                "varying": [[int(units[k, e].sum()) for units in kept] for e in range(size)],
+                "maps": _bytes(torch.cat([_map(units[k]).flatten() for units in kept])) if kept else "",
+            }
+            image |= _adversary(exact, x[k], attack.point[k], float(attack.distance[k]), right)
+            found.append(image | _verdict(image, grid, rows.get(int(place))))
+        return found
+
+    def _steps(self, prover: Prover, places: Sequence[int]) -> dict[str, Any]:
+        x, _ = self._pixels(places)
+        eps = as_eps(self.eps, len(x), self.device).double()
+        self.say("following norms until they converge")
+        return steps_to_converge(prover.network, prover.trace(x, eps, local="none"), self.seed)
+
+
+def chosen(count: int, images: int, rows: Sequence[Row]) -> list[int]:
+    """Which images to explore: the first ones, or of those with certificates all verdicts by turns, in order."""
+    if not rows:
+        return list(range(min(count, images)))
+    by_verdict = [[row.index for row in rows if row.verdict == verdict and row.index < images] for verdict in Verdict]
+    turns = [place for turn in range(max(map(len, by_verdict))) for group in by_verdict for place in group[turn : turn + 1]]
+    return sorted(turns[:count])
+
+
+def _layers(prover: Prover, trace: Trace) -> list[dict[str, Any]]:
+    layers = []
+    for index, varying in enumerate(trace.varying):
+        units = varying.outputs[0]
+        name = prover.network.stages[index].name
+        kind = "convolution" if units.dim() > 1 else "dense"
+        layers.append({"title": f"{index + 1}: {kind} ({name})", "units": units.numel(), "map": list(_size(units.shape))})
+    return layers
+
+
+def _size(shape: Sequence[int]) -> tuple[int, int]:
+    """Height and width of the map of a layer's units; a plain vector becomes a rectangle."""
+    if len(shape) == 1:
+        height = max(d for d in range(1, math.isqrt(shape[0]) + 1) if shape[0] % d == 0)
+        return height, shape[0] // height
+    return (1, shape[1]) if len(shape) == 2 else (shape[1], math.prod(shape[2:]))
+
+
+def _map(units: Tensor) -> Tensor:
+    """Share of the channels that vary at each place, (E, h, w) in 0 to 255, for units (E, *shape) bool."""
+    height, width = _size(units.shape[1:])
+    share = units.float() if units.dim() == 2 else units.float().mean(1)
+    return (255 * share).round().reshape(len(units), height, width).to(torch.uint8)
+
+
+def _adversary(exact: nn.Module, x: Tensor, point: Tensor, distance: float, right: bool) -> dict[str, Any]:
+    """What the attack found of one image; nothing is attacked that is wrong anyway."""
+    if not right or not math.isfinite(distance):
+        return {"attacked": None, "adversary": None}
+    with torch.no_grad():
+        lost_to = int(exact(point[None])[0].argmax())
+    difference = point - x
+    scale = float(difference.abs().max()) or 1.0
+    code = (127 * difference / scale).round().to(torch.int8).view(torch.uint8)
+    away = _up(distance, 6)
+    return {"attacked": away, "adversary": {"class": lost_to, "distance": away, "difference": _bytes(code), "scale": scale}}
+
+
+def _verdict(image: Mapping[str, Any], grid: Tensor, row: Row | None) -> dict[str, Any]:
+    """Verdict and radius of a certificate where there is one, else what the grid itself shows."""
+    proved = [float(r) for r, margin in zip(grid, image["margin"], strict=True) if margin > 0]
+    right = image["prediction"] == image["label"]
+    radius = _down(max(proved), 9) if right and proved else None
+    if row is not None:
+        known = row.radius if row.radius is not None else radius
+        return {"verdict": row.verdict, "decided_by": row.decided_by, "radius": known}
+    eps, attacked = float(grid[GRID.index(1.0)]), image["attacked"]
+    if not right:
+        verdict = Verdict.MISCLASSIFIED
+    elif radius is not None and radius >= _down(eps, 9):
+        verdict = Verdict.CERTIFIED
+    else:
+        verdict = Verdict.ATTACKED if attacked is not None and attacked <= eps else Verdict.UNKNOWN
+    return {"verdict": str(verdict), "decided_by": "exploration", "radius": radius}
+
+
+def _bytes(values: Tensor) -> str:
+    return base64.b64encode(values.cpu().contiguous().numpy().tobytes()).decode()
+
+
+def _down(value: float, digits: int = 4) -> float:
+    return math.floor(value * 10**digits) / 10**digits if math.isfinite(value) else value
+
+
+def _up(value: float, digits: int = 4) -> float:
+    return math.ceil(value * 10**digits) / 10**digits if math.isfinite(value) else value

@@ -1,0 +1,171 @@
+"""Figures of certificates: accuracies beside the paper's, accuracy over eps, classes, the cascade's shares, radii."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Sequence
+
+from locallip.certify import Verdict
+from locallip.data.cifar10 import CLASSES as CIFAR10
+from locallip.report.charts import Line, bar_chart, histogram_lines, line_chart, shares
+from locallip.report.figure import of_lines, table
+from locallip.report.page import Figure, Section
+from locallip.report.runs import Certified, Run
+
+#: Radii at which accuracy over eps is drawn.
+RADII = 81
+
+
+def certificates(runs: Sequence[Run]) -> Section | None:
+    """Everything about what is proved; None where nothing is known of it."""
+    figures = [
+        _accuracies(runs),
+        _over_eps(runs),
+        _cascade(runs),
+        _radii(runs),
+        *(_classes(run, k) for k, run in enumerate(runs)),
+    ]
+    found = [figure for figure in figures if figure is not None]
+    about = (
+        "An attack gives an upper bound of the accuracy that holds against every perturbation, a certificate a lower one."
+    )
+    return Section("certificates", "Certificates", about, found) if found else None
+
+
+def _accuracies(runs: Sequence[Run]) -> Figure | None:
+    """Clean, attacked, estimated and certified, with the paper's row beside them where all runs stand for the same one."""
+    kinds = (("clean", "clean"), ("pgd", "PGD"), ("estimate", "estimate"), ("certified", "certified"))
+    shown = [run for run in runs if run.evaluation]
+    if not shown:
+        return None
+    series = [(run.name, [_figure(run, key) for key, _ in kinds]) for run in shown]
+    row, marks = shown[0].paper, None
+    if row is not None and len({run.paper for run in shown}) == 1:
+        marks = ("paper (what it calls certified is an estimate)", [row.clean, row.pgd, row.certified, math.nan])
+    see = "From left to right each can only be lower. The estimate takes norms from below and proves nothing."
+    gaps = [_figure(run, "estimate") - _figure(run, "certified") for run in shown]
+    if all(math.isfinite(gap) for gap in gaps):
+        see += f" Between the two lie {' and '.join(f'{gap:.2f}' for gap in gaps)} points."
+    data = [(name, word, value) for name, values in series for (_, word), value in zip(kinds, values, strict=True)]
+    data += [("paper", word, value) for (_, word), value in zip(kinds, marks[1] if marks else [], strict=False)]
+    csv = table(("run", "accuracy", "per cent"), data)
+    svg = bar_chart([word for _, word in kinds], series, "test images, %", top=100, marks=marks)
+    title = "Estimate against proof, and the paper"
+    return Figure("accuracies", title, see, svg, csv, f"{title}. {see}")
+
+
+def _over_eps(runs: Sequence[Run]) -> Figure | None:
+    """Certified accuracy over eps where radii are known, with the attack above it."""
+    lines: list[Line] = []
+    for k, run in enumerate(runs):
+        found = run.proofs
+        if found is not None:
+            lines += _proved_lines(run, found, k)
+        lines += _explored_lines(run, k)
+    if not any(len(line.x) > 1 for line in lines):
+        return None
+    see = "Between the two curves lies what is neither proved nor broken; the closer they are, the more is known."
+    svg = line_chart(lines, "eps (l2)", "test images, %", top=100)
+    return of_lines("over-eps", "Accuracy over eps, proved and attacked", see, svg, lines, "eps", "per cent")
+
+
+def _proved_lines(run: Run, found: Certified, k: int) -> list[Line]:
+    count, eps, lines = len(found.rows), found.settings.radius, []
+    radii = sorted(row.radius or 0.0 for row in found.rows if row.radius is not None)
+    if len(radii) == count:
+        grid = [1.05 * radii[-1] * n / (RADII - 1) for n in range(RADII)]
+        share = [100 * (count - bisect_left(radii, max(r, 1e-300))) / count for r in grid]
+        lines.append(Line(f"{run.name}: certified ({count} images)", grid, share, 2 * k))
+    verdicts = Counter(row.verdict for row in found.rows)
+    proved, right = verdicts[Verdict.CERTIFIED], count - verdicts[Verdict.MISCLASSIFIED]
+    if len(radii) != count:
+        lines.append(Line(f"{run.name}: certified at eps", [eps], [100 * proved / count], 2 * k, dots=True))
+    stands = 100 * (right - verdicts[Verdict.ATTACKED]) / count
+    if found.settings.attack_steps:
+        lines.append(Line(f"{run.name}: attack at eps", [0.0, eps], [100 * right / count, stands], 2 * k + 1, True, True))
+    return lines
+
+
+def _explored_lines(run: Run, k: int) -> list[Line]:
+    """Certified and attacked radii of the same few images."""
+    network = run.explored.get("network") or {}
+    images = network.get("images") or []
+    if not images:
+        return []
+    top = max([*network["grid"], *(image["attacked"] or 0.0 for image in images)])
+    grid = [top * n / (RADII - 1) for n in range(RADII)]
+    right = [image for image in images if image["prediction"] == image["label"]]
+    count = len(images)
+    broken = [100 * sum((image["attacked"] or math.inf) > r for image in right) / count for r in grid]
+    proved = [100 * sum((image["radius"] or -1.0) >= r for image in right) / count for r in grid]
+    return [
+        Line(f"{run.name}: attacked ({count} explored)", grid, broken, 2 * k + 1),
+        Line(f"{run.name}: certified ({count} explored)", grid, proved, 2 * k, True),
+    ]
+
+
+def _cascade(runs: Sequence[Run]) -> Figure | None:
+    rows, data = [], []
+    for run in runs:
+        found = run.proofs
+        if found is None:
+            continue
+        counts = Counter(row.decided_by for row in found.rows)
+        parts = [(name, 100 * count / len(found.rows)) for name, count in counts.most_common()]
+        rows.append((f"{run.name}: {len(found.rows)} images at eps {found.settings.eps}", parts))
+        data += [(run.name, name, value) for name, value in parts]
+    if not rows:
+        return None
+    see = "Cheap checks come first, and each sees only what is undecided; `nothing` is what remains open."
+    title = "Which check decided"
+    return Figure("cascade", title, see, shares(rows), table(("run", "check", "per cent"), data), f"{title}. {see}")
+
+
+def _radii(runs: Sequence[Run]) -> Figure | None:
+    with_radii = [
+        (run.name, [row.radius for row in run.proofs.rows]) for run in runs if run.proofs and run.proofs.settings.radii
+    ]
+    known = [(name, [r for r in radii if r is not None]) for name, radii in with_radii]
+    if not known:
+        return None
+    lines = histogram_lines([radii for _, radii in known], [name for name, _ in known])
+    see = (
+        "Images at 0 are those that are wrong or that nothing is proved of; the rest shows how far proofs reach beyond eps."
+    )
+    svg = line_chart(lines, "certified radius (l2)", "images, %")
+    return of_lines("radii", "Certified radii", see, svg, lines, "radius", "per cent")
+
+
+def _classes(run: Run, k: int) -> Figure | None:
+    found = run.proofs
+    if found is None:
+        return None
+    names = _names(run, found)
+    clean, proved = ([0] * len(names) for _ in range(2))
+    totals = Counter(row.label for row in found.rows)
+    for row in found.rows:
+        clean[row.label] += row.verdict != Verdict.MISCLASSIFIED
+        proved[row.label] += row.verdict == Verdict.CERTIFIED
+    if len(names) > 30:
+        return None
+    share = [[100 * n / totals[c] if totals[c] else math.nan for c, n in enumerate(row)] for row in (clean, proved)]
+    weakest = min((c for c in range(len(names)) if totals[c]), key=lambda c: share[1][c])
+    see = f"Robustness is not shared out evenly: least is proved of the class {names[weakest]}."
+    data = [(name, a, b) for name, a, b in zip(names, *share, strict=True)]
+    svg = bar_chart(names, [("right", share[0]), ("certified", share[1])], "images of the class, %", top=100)
+    title = f"By class: {run.name}"
+    return Figure(f"classes-{k}", title, see, svg, table(("class", "right", "certified"), data), f"{title}. {see}")
+
+
+def _names(run: Run, found: Certified) -> list[str]:
+    """The names of the classes where they are known, else their numbers."""
+    names = (run.explored.get("network") or {}).get("classes") or (CIFAR10 if found.settings.data == "cifar10" else ())
+    count = max([row.label for row in found.rows], default=0) + 1
+    return list(names) if len(names) >= count else [str(n) for n in range(count)]
+
+
+def _figure(run: Run, key: str) -> float:
+    value = run.evaluation.get(key)
+    return float(value) if isinstance(value, (int, float)) else math.nan

@@ -1,0 +1,171 @@
+"""What a report is made of: the files of a run, its certificates, and what was explored, read and checked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from locallip import paper
+from locallip.certify.prover import fingerprint
+from locallip.proofs.rows import Row, WrongRows, read_rows
+from locallip.proofs.settings import Settings, read_about
+from locallip.results import read_result
+from locallip.training.recipe import find, names
+from locallip.training.run_folder import RunFolder
+from locallip.zoo import WrongModel, load_model, model_cards
+
+EXPLORED = "explorer.json"
+RESULT, CONFIG, METRICS = "result.json", "config.json", "metrics.jsonl"
+
+
+class WrongRun(ValueError):
+    """Something that is no run, or files of it that are damaged or of another one; the message is for the user."""
+
+
+@dataclass(frozen=True)
+class Certified:
+    """Rows of `locallip certify` and what they were asked for."""
+
+    settings: Settings
+    rows: Sequence[Row]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One network: how it was trained, what it reached, what is certified of it; whatever is not there is empty."""
+
+    name: str
+    recipe: Mapping[str, Any]
+    metrics: Sequence[Mapping[str, Any]]
+    evaluation: Mapping[str, Any]
+    training: Mapping[str, Any]
+    hardware: str
+    certified: Sequence[Certified] = ()
+    explored: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def eps(self) -> str:
+        return str(self.recipe.get("eps") or self.evaluation.get("eps") or "")
+
+    @property
+    def proofs(self) -> Certified | None:
+        """The certificates to show: those of most images, with radii before those without."""
+        proved = [c for c in self.certified if c.settings.guarantee != "estimate"]
+        return max(proved, key=lambda c: (len(c.rows), c.settings.radii), default=None)
+
+    @property
+    def paper(self) -> paper.Row | None:
+        """The paper's row that the recipe stands for."""
+        name = str(self.recipe.get("name", "")).removeprefix("fast-")
+        rows = (*paper.ROBUST, *paper.INITIALISATION, *paper.SPARSITY, *paper.ADVERSARIAL)
+        return next((row for row in rows if row.recipe == name), None)
+
+
+def read_run(name: str, rows: Sequence[Path] = ()) -> Run:
+    """A run folder, or the name of a network that comes with the package, with certificates from `rows` beside its own."""
+    cards = {card.name: card for card in model_cards()}
+    path = Path(name)
+    if name in cards:
+        card = cards[name]
+        known = {"name": card.recipe, "eps": card.evaluation.get("eps"), "data": _data_of(card.recipe)}
+        run = Run(name, known, (), card.evaluation, card.training, card.hardware)
+        return _with_certificates(run, name, list(rows), list(rows))
+    if not path.is_dir():
+        raise WrongRun(
+            f"{name} is no run folder and no network that comes with the package: name a folder that `locallip train --out` "
+            "wrote, or a name from `locallip models`"
+        )
+    run = _from_folder(path)
+    found = [file for file in sorted(path.glob("*.jsonl")) if file.name != METRICS and _is_about_rows(file)]
+    run = _with_certificates(run, name, [*found, *rows], list(rows))
+    return _with_explored(run, path / EXPLORED)
+
+
+def _from_folder(path: Path) -> Run:
+    if not (path / CONFIG).is_file():
+        raise WrongRun(f"the folder {path} holds no {CONFIG}: it is not a run of `locallip train`")
+    recipe = _json(path / CONFIG)
+    metrics = RunFolder(path).metrics()
+    values = _json(path / RESULT) if (path / RESULT).is_file() else {}
+    if not values.get("evaluation"):  # still in training, or trained without an evaluation
+        training, about = values.get("training"), values.get("about")
+        hardware = str(about.get("hardware", "")) if isinstance(about, dict) else ""
+        return Run(path.name, recipe, metrics, {}, training if isinstance(training, dict) else {}, hardware)
+    result = read_result(path / RESULT)
+    return Run(path.name, recipe, metrics, result.evaluation, result.training, str(result.about["hardware"]))
+
+
+def _with_certificates(run: Run, name: str, files: Sequence[Path], asked: Sequence[Path]) -> Run:
+    """The run with those files that are about its network; one that nobody asked for by name and fits not is passed over."""
+    if not files:
+        return run
+    try:
+        print_of = fingerprint(load_model(name))
+    except WrongModel:
+        if not asked:
+            return run
+        raise
+    certified = []
+    for file in files:
+        settings, _ = read_about(file)
+        if settings.fingerprint != print_of:
+            continue
+        found = read_rows(file, whole=False)
+        if len(found) > settings.images or [row.index for row in found] != list(range(len(found))):
+            raise WrongRows(f"{file} does not hold the rows that its settings speak of: `locallip verify` says more")
+        certified.append(Certified(settings, found))
+    return replace(run, certified=certified)
+
+
+def check_used(rows: Sequence[Path], runs: Sequence[Run]) -> None:
+    """Every file of rows must be about one of the networks."""
+    prints = {certified.settings.fingerprint for run in runs for certified in run.certified}
+    for file in rows:
+        settings, _ = read_about(file)
+        if settings.fingerprint not in prints:
+            raise WrongRun(
+                f"{file} is about a network with the fingerprint {settings.fingerprint[:12]}..., which is none of those "
+                "in this report"
+            )
+
+
+def _with_explored(run: Run, path: Path) -> Run:
+    if not path.is_file():
+        return run
+    values = _json(path)
+    if not {"fingerprint", "network", "steps"} <= set(values):
+        raise WrongRun(f"{path} does not hold what `locallip report --explore` writes: remove it, and explore again")
+    try:
+        if values["fingerprint"] != fingerprint(load_model(path.parent)):
+            return run  # of weights from before: as good as none
+    except WrongModel:
+        return run
+    return replace(run, explored=values)
+
+
+def _is_about_rows(path: Path) -> bool:
+    """Whether settings of `locallip certify` stand beside a file; rows of attacks have others."""
+    try:
+        read_about(path)
+    except WrongRows:
+        return False
+    return True
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise WrongRun(f"cannot read {path}: {error.strerror or error}") from None
+    except (ValueError, RecursionError) as error:
+        raise WrongRun(f"{path} is damaged: {error}") from None
+    if not isinstance(values, dict):
+        raise WrongRun(f"{path} is damaged: it holds no object")
+    return values
+
+
+def _data_of(recipe: str) -> str | None:
+    return find(recipe).data if recipe in names() else None
