@@ -120,7 +120,9 @@ SETTINGS = {
     ("certifying.md", "0.1, ... 2 times the run's eps"),
     ("certifying.md", "within about one per cent"),
     ("soundness.md", "within 0.03 %"),
+    ("tightness.md", "less than 1e-290 times the widths"),
     ("training.md", "at most one in ten seconds"),
+    ("training.md", "when the last is a minute old"),
     ("training.md", "above 2 GB"),
     ("training.md", "within five per cent"),
 }
