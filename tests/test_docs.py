@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import inspect
 import io
+import os
 import re
 import shlex
 import tomllib
@@ -16,7 +18,8 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from locallip import tables
+import locallip
+from locallip import bounds, commands, losses, norms, tables
 from locallip.cli import COMMANDS, Train, _stretched
 from locallip.network import rules
 from locallip.training import recipe as recipes
@@ -25,9 +28,12 @@ from tests.contracts import test_activations, test_ops
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
-RUNNABLE = ["README.md", "docs/math.md", "docs/training.md", "docs/adding_a_layer.md"]
+RUNNABLE = ["README.md", *(f"docs/{name}.md" for name in ("index", "guide", "math", "training", "adding_a_layer"))]
+GENERATED = ["README.md", "docs/auditing.md", "docs/reproducing.md", "docs/tightness.md"]
 
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+#: A part that is filled from results/.
+PART = re.compile(r"<!-- (\w+):begin -->.*?<!-- \1:end -->", re.DOTALL)
 LINK = re.compile(r"\[([^\]]+)\]\(([^)\s]+)\)")
 
 
@@ -95,11 +101,96 @@ def test_readme_certifies_what_it_says() -> None:
     assert bool(torch.isfinite(names["loss"]))
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/auditing.md"])
+@pytest.mark.parametrize("document", GENERATED)
 def test_documents_show_the_results_that_are_there(document: str) -> None:
     text = (ROOT / document).read_text(encoding="utf-8")
     expected = tables.filled_from(text, ROOT / "results")
     assert text == expected, f"{document} is behind results/: python -m locallip.tables {document} results rewrites it"
+
+
+def test_every_document_with_a_generated_part_is_compared() -> None:
+    having = {path.relative_to(ROOT).as_posix() for path in DOCUMENTS if PART.search(path.read_text(encoding="utf-8"))}
+    assert having == set(GENERATED)
+
+
+#: Numbers with a unit that no measurement is behind: document, and the words that hold the number.
+SETTINGS = {
+    ("certifying.md", "its 95 % interval"),
+    ("certifying.md", "(within 2 %)"),
+    ("certifying.md", "0.1, ... 2 times the run's eps"),
+    ("certifying.md", "within about one per cent"),
+    ("soundness.md", "within 0.03 %"),
+    ("tightness.md", "less than 1e-290 times the widths"),
+    ("training.md", "at most one in ten seconds"),
+    ("training.md", "when the last is a minute old"),
+    ("training.md", "above 2 GB"),
+    ("training.md", "within five per cent"),
+}
+MEASURE = re.compile(
+    r"\b(?:\d[\d.,]*|a|one|two|three|four|five|ten)\s(?:%|(?:per cent|s|ms|seconds?|minutes?|min|hours?|GB|MB|times)\b)"
+)
+
+
+def test_measurements_stand_in_generated_parts_alone() -> None:
+    """A share, time or size that is typed by hand would not change with results/; a new setting goes into SETTINGS."""
+    found = set()
+    for document in sorted((ROOT / "docs").glob("*.md")):
+        if document.name == "commands.md":  # made from the command as a whole
+            continue
+        text = BLOCK.sub("", PART.sub("", document.read_text(encoding="utf-8")))
+        text = re.sub(r"`[^`\n]*`", "", " ".join(text.split()))
+        for number in MEASURE.finditer(text):
+            known = [
+                (name, words) for name, words in SETTINGS if name == document.name and number[0] in words and words in text
+            ]
+            assert known, f"{document.name}: {text[max(0, number.start() - 60) : number.end() + 20]!r}"
+            found.update(known)
+    assert found == SETTINGS
+
+
+def test_the_command_reference_is_that_of_the_command() -> None:
+    shown = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
+    behind = "docs/commands.md is behind the command: python -m locallip.commands docs/commands.md rewrites it"
+    assert _words(shown) == _words(commands.reference()), behind
+    assert not any(ord(letter) < 32 and letter != "\n" for letter in shown)  # colours begin with such a letter
+    assert all(f"\n## locallip {name}\n" in shown for name in (*COMMANDS, "train"))
+
+
+def _words(text: str) -> list[str]:
+    """The words of a help text without its rulers: how lines are drawn and broken is the terminal's."""
+    return [word for word in text.split() if not re.fullmatch(r"[-─│╭╮╰╯]+", word)]
+
+
+@pytest.mark.parametrize("terminal", [{"COLUMNS": "40"}, {"COLUMNS": "300", "FORCE_COLOR": "1", "TERM": "xterm-256color"}])
+def test_the_command_reference_does_not_depend_on_the_terminal(monkeypatch, terminal: dict[str, str]) -> None:
+    expected = commands.reference()
+    for name, value in terminal.items():
+        monkeypatch.setenv(name, value)
+    assert commands.reference() == expected
+    assert {name: os.environ[name] for name in terminal} == terminal  # and leaves it as it was
+
+
+@pytest.mark.parametrize(("args", "code"), [([], 2), (["--help"], 2), (["a", "b"], 2), (["absent/commands.md"], 1)])
+def test_a_wrong_call_of_the_writer_of_the_reference_is_explained(tmp_path, capsys, monkeypatch, args, code) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert commands.write(args) == code
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_the_command_reference_is_written(tmp_path: Path) -> None:
+    assert commands.write([str(tmp_path / "commands.md")]) == 0
+    assert (tmp_path / "commands.md").read_text(encoding="utf-8") == commands.reference()
+
+
+def test_the_python_reference_has_every_public_name_once() -> None:
+    shown = re.findall(r"^::: ([\w.]+)$", (ROOT / "docs" / "api.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(shown) == len(set(shown))
+    public = [getattr(module, name) for module in (locallip, bounds, norms) for name in module.__all__]
+    made = [value for value in public if inspect.isclass(value) or inspect.isfunction(value)]
+    made += [value for value in vars(losses).values() if inspect.isfunction(value)]
+    wanted = {f"{value.__module__}.{value.__qualname__}" for value in made}
+    assert wanted == set(shown)
+    assert len(wanted) > 40
 
 
 def test_documents_know_whether_networks_come_with_the_package() -> None:
@@ -113,7 +204,8 @@ def shell_lines(document: Path) -> list[list[str]]:
     """The calls of `locallip` in blocks of shell, as words."""
     text = document.read_text(encoding="utf-8")
     lines = [line for block in BLOCK.finditer(text) if block[1] == "sh" for line in block[2].splitlines()]
-    return [shlex.split(line)[1:] for line in lines if line.startswith("locallip ")]
+    calls = [line.removeprefix(".venv/bin/") for line in lines]
+    return [shlex.split(line)[1:] for line in calls if line.startswith("locallip ")]
 
 
 def own_recipe() -> recipes.Recipe:
@@ -123,7 +215,7 @@ def own_recipe() -> recipes.Recipe:
     return recipes.from_mapping({"name": "my-recipe", **tomllib.loads(block)}, where="docs/training.md")
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/training.md"])
+@pytest.mark.parametrize("name", ["README.md", "docs/training.md", "docs/guide.md", "docs/reproducing.md"])
 def test_commands_that_are_shown_exist(name: str) -> None:
     """Subcommands, recipes and options are real, and recipes with their changes can be run."""
     calls = shell_lines(ROOT / name)
@@ -131,7 +223,7 @@ def test_commands_that_are_shown_exist(name: str) -> None:
     known = {field.name for field in fields(Train)} - {"recipe"}
     for command, *words in calls:
         if command != "train":
-            assert command in COMMANDS, command
+            assert command in COMMANDS or command == "--version", command
             continue
         recipe = own_recipe() if words[0] == "my-recipe.toml" else recipes.find(words[0])
         recipe = _stretched(recipe, words)
@@ -142,6 +234,21 @@ def test_commands_that_are_shown_exist(name: str) -> None:
                 assert hasattr(recipe, option), word
                 changes[option] = type(getattr(recipe, option))(following)
         replace(recipe, **changes)  # refuses what cannot be run
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_options_that_are_shown_exist(document: Path) -> None:
+    """Those of recipes are looked at above."""
+    reference = commands.reference()
+    for command, *words in shell_lines(document):
+        if command == "train" or command.startswith("-"):
+            continue
+        section = reference.split(f"\n## locallip {command}\n", 1)
+        assert len(section) == 2, f"locallip {command}"
+        options = set(re.findall(r"(?<!\S)(--?[a-z][a-z-]*)", section[1].split("\n## ", 1)[0]))
+        for word in words:
+            option = word.partition("=")[0]
+            assert not option.startswith("-") or option in options, f"locallip {command} {word}"
 
 
 def contracts(module: Any) -> list[Any]:

@@ -25,9 +25,6 @@ HEAD = """# Commands
 What `locallip --help` and the help of every subcommand print. This page is made from the command by
 `python -m locallip.commands docs/commands.md`; a test fails where it is behind. The [user guide](guide.md) goes through
 them in the order in which they are needed.
-
-Exit codes are 0 when all went well, 1 when something failed or did not agree, 2 when the call was wrong, and 130 when a
-run was stopped.
 """
 
 
