@@ -39,7 +39,7 @@ def report(
 
     Args:
         runs: Run folders, or names from `locallip models`; several stand side by side.
-        out: Page to write; it needs no other file and no network.
+        out: Page to write, -o for short; it needs no other file and no network.
         rows: Files of `locallip certify --out` to show; those in a run folder are found without.
         explore: Look into so many test images for the explorer first, which takes seconds an image on a CPU; kept in the run
             folder for the next report.
