@@ -197,6 +197,13 @@ def pixels(tab: Any, canvas: str) -> np.ndarray:
     return np.array(values[2:]).reshape(values[0], values[1], 4)[..., :3].transpose(2, 0, 1)
 
 
+def sides(tab: Any, selector: str) -> list[list[float]]:
+    """Return the left and right ends of what the selector finds, in pixels."""
+    return tab.locator(selector).evaluate_all(
+        "all => all.map((e) => e.getBoundingClientRect()).map((box) => [box.left, box.right])"
+    )
+
+
 def by_verdict(verdict: str) -> dict[str, Any]:
     """Return the first image with the verdict."""
     return next(image for image in NETWORKS[0]["images"] if image["verdict"] == verdict)
@@ -252,17 +259,35 @@ def test_bars_of_logits_stand_where_their_numbers_are(opened: Tabs) -> None:
     tab, image = opened(), by_verdict("UNKNOWN")
     choose(tab, image)
     tab.locator("#radius").fill("9")
-    boxes = tab.locator("#logits .track .span").evaluate_all(
-        "all => all.map((e) => e.getBoundingClientRect()).map((box) => [box.left, box.right])"
-    )
+    boxes = sides(tab, "#logits .span")
     order = np.argsort(image["logits"])[::-1]
     ends = [(image["lower"][9][k], image["upper"][9][k]) for k in order]
     slope, offset = np.polyfit(np.ravel(ends), np.ravel(boxes), 1)
     assert slope > 0
     assert np.abs(slope * np.ravel(ends) + offset - np.ravel(boxes)).max() < 1.5  # pixels: one axis for all bars
     crossing = [k for k in order if k != image["label"] and image["upper"][9][k] >= image["lower"][9][image["label"]]]
-    assert tab.locator("#logits .over:visible").count() == len(crossing) > 0
+    floor = slope * image["lower"][9][image["label"]] + offset
+    assert np.abs(np.array(sides(tab, "#logits .cut"))[:, 0] - floor).max() < 1.5  # the line at the label's lower end
+    over = sides(tab, "#logits .over:visible")
+    assert len(over) == len(crossing) > 0
+    for (left, right), k in zip(over, crossing, strict=True):
+        assert left == pytest.approx(max(floor, slope * image["lower"][9][k] + offset), abs=1.5)
+        assert right == pytest.approx(slope * image["upper"][9][k] + offset, abs=1.5)
     assert "compared in pairs" in tab.locator("#logits-note").inner_text()
+
+
+def test_bars_of_radii_share_one_logarithmic_axis(opened: Tabs) -> None:
+    tab, image = opened(), by_verdict("UNKNOWN")
+    choose(tab, image)
+    widths, reach = [], []
+    for step in (3, 11):
+        tab.locator("#radius").fill(str(step))
+        for kind, bounds in [(".near", image["lipschitz"][step]), (".wide", NETWORKS[0]["global_lipschitz"])]:
+            widths += [right - left for left, right in sides(tab, f"#radii {kind}")]
+            reach += [math.log10(bound * GRID[step]) for bound in bounds]
+    slope, offset = np.polyfit(reach, widths, 1)
+    assert slope > 10
+    assert np.abs(slope * np.array(reach) + offset - widths).max() < 1.5
 
 
 def test_maps_light_up_where_units_can_change(opened: Tabs) -> None:

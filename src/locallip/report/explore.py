@@ -137,12 +137,14 @@ class Explorer:
 
 
 def chosen(count: int, images: int, rows: Sequence[Row]) -> list[int]:
-    """Which images to explore: the first ones, or of those with certificates all verdicts by turns, in order."""
+    """Which images to explore: the first ones; where there are certificates, half of them, then verdicts by turns."""
     if not rows:
         return list(range(min(count, images)))
-    by_verdict = [[row.index for row in rows if row.verdict == verdict and row.index < images] for verdict in Verdict]
+    first = [row.index for row in rows[: (count + 1) // 2] if row.index < images]
+    rest = [row for row in rows if row.index < images and row.index not in set(first)]
+    by_verdict = [[row.index for row in rest if row.verdict == verdict] for verdict in Verdict]
     turns = [place for turn in range(max(map(len, by_verdict))) for group in by_verdict for place in group[turn : turn + 1]]
-    return sorted(turns[:count])
+    return sorted([*first, *turns[: count - len(first)]])
 
 
 def _layers(prover: Prover, trace: Trace) -> list[dict[str, Any]]:

@@ -89,21 +89,35 @@ def _proved_lines(run: Run, found: Certified, k: int) -> list[Line]:
 
 
 def _explored_lines(run: Run, k: int) -> list[Line]:
-    """Certified and attacked radii of the same few images."""
+    """The share of images that an attack leaves, and that is proved, at every radius, from those that were explored.
+
+    They were chosen by verdict, so each stands for its share of the images with that verdict.
+    """
     network = run.explored.get("network") or {}
     images = network.get("images") or []
     if not images:
         return []
     top = max([*network["grid"], *(image["attacked"] or 0.0 for image in images)])
     grid = [top * n / (RADII - 1) for n in range(RADII)]
-    right = [image for image in images if image["prediction"] == image["label"]]
-    count = len(images)
-    broken = [100 * sum((image["attacked"] or math.inf) > r for image in right) / count for r in grid]
-    proved = [100 * sum((image["radius"] or -1.0) >= r for image in right) / count for r in grid]
-    return [
-        Line(f"{run.name}: attacked ({count} explored)", grid, broken, 2 * k + 1),
-        Line(f"{run.name}: certified ({count} explored)", grid, proved, 2 * k, True),
-    ]
+    weights = _weights(run, [image["verdict"] for image in images])
+    right = [(image, weight) for image, weight in zip(images, weights, strict=True) if image["prediction"] == image["label"]]
+    stands = [100 * sum(weight for image, weight in right if (image["attacked"] or math.inf) > r) for r in grid]
+    lines = [Line(f"{run.name}: attacked, from {len(images)} images", grid, stands, 2 * k + 1)]
+    if run.proofs is None or not run.proofs.settings.radii:
+        proved = [100 * sum(weight for image, weight in right if (image["radius"] or -1.0) >= r) for r in grid]
+        lines.append(Line(f"{run.name}: certified, from {len(images)} images", grid, proved, 2 * k))
+    return lines
+
+
+def _weights(run: Run, verdicts: Sequence[str]) -> list[float]:
+    """What share of all images each explored one stands for; equal ones where no certificates say how many there are."""
+    explored = Counter(verdicts)
+    rows = run.proofs.rows if run.proofs is not None else ()
+    known = Counter(row.verdict for row in rows)
+    if not rows or any(verdict not in known for verdict in explored):
+        return [1 / len(verdicts)] * len(verdicts)
+    seen = sum(known[verdict] for verdict in explored)
+    return [known[verdict] / seen / explored[verdict] for verdict in verdicts]
 
 
 def _cascade(runs: Sequence[Run]) -> Figure | None:
@@ -118,7 +132,7 @@ def _cascade(runs: Sequence[Run]) -> Figure | None:
         data += [(run.name, name, value) for name, value in parts]
     if not rows:
         return None
-    see = "Cheap checks come first, and each sees only what is undecided; `nothing` is what remains open."
+    see = "Cheap checks come first, and each sees only what is undecided; what nothing decided remains open."
     title = "Which check decided"
     return Figure("cascade", title, see, shares(rows), table(("run", "check", "per cent"), data), f"{title}. {see}")
 
@@ -135,7 +149,7 @@ def _radii(runs: Sequence[Run]) -> Figure | None:
         "Images at 0 are those that are wrong or that nothing is proved of; the rest shows how far proofs reach beyond eps."
     )
     svg = line_chart(lines, "certified radius (l2)", "images, %")
-    return of_lines("radii", "Certified radii", see, svg, lines, "radius", "per cent")
+    return of_lines("certified-radii", "Certified radii", see, svg, lines, "radius", "per cent")
 
 
 def _classes(run: Run, k: int) -> Figure | None:

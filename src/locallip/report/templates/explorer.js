@@ -92,7 +92,8 @@ let network = null, shown = [], chosen = null, step = 0, updates = [];
 
 const isProof = () => network.guarantee !== "estimate";  // "certified" is said of proofs alone
 const className = (k) => network.classes[k] ?? `class ${k}`;
-const verdictWords = (verdict) => (verdict === "CERTIFIED" && !isProof() ? "estimated robust (no proof)" : VERDICTS[verdict] ?? verdict);
+const verdictWords = (verdict) => (
+  verdict === "CERTIFIED" && !isProof() ? "estimated robust (no proof)" : VERDICTS[verdict] ?? verdict);
 const radiusWords = () => (isProof() ? "certified radius" : "estimated radius (no proof)");
 const percent = (x) => `${Math.round(100 * x)} %`;
 
@@ -401,7 +402,8 @@ function fillGallery() {
   byId("count").textContent = `${shown.length} of ${network.images.length} images`;
   byId("gallery").replaceChildren(...shown.map(thumbnail));
   byId("gallery").hidden = !shown.length;
-  byId("keys").textContent = shown.length ? "Click an image, or move through them with the arrow keys." : "No image passes these filters.";
+  byId("keys").textContent = shown.length ? "Click an image, or move through them with the arrow keys."
+    : "No image passes these filters.";
   if (shown.length) byId("gallery").children[Math.max(shown.indexOf(chosen), 0)].tabIndex = 0;
 }
 
