@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent.parent
 DOCUMENTS = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changes.md"}
 FENCED = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[([^\]]+)\]\(([^)\s]+)\)")
-LANGUAGES = {".py": "python", ".toml": "toml", ".md": "markdown", ".json": "json", ".cff": "yaml"}
+LANGUAGES = {".py": "python", ".toml": "toml", ".md": "markdown", ".json": "json", ".cff": "yaml", ".yml": "yaml"}
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -33,9 +33,27 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """Turn links that leave docs/ into links to pages."""
+    """Turn links that leave docs/ into links to pages, and links that show the name of a document into its title."""
     uri = page.file.src_uri
-    return markdown if uri.startswith("source/") else _relinked(markdown, uri)
+    return markdown if uri.startswith("source/") else _relinked(markdown, uri, _titles(config["nav"]))
+
+
+def on_post_page(output: str, page: Any, config: Any) -> str:
+    """Give the theme's search a name for screen readers."""
+    return output.replace(
+        'data-md-component="search" role="dialog"', 'data-md-component="search" role="dialog" aria-label="Search"'
+    )
+
+
+def _titles(nav: Any) -> dict[str, str]:
+    """What the navigation calls a page, by its file."""
+    if isinstance(nav, dict):
+        return {
+            k: v
+            for title, inner in nav.items()
+            for k, v in ({inner: title} if isinstance(inner, str) else _titles(inner)).items()
+        }
+    return {k: v for inner in nav for k, v in _titles(inner).items()}
 
 
 def on_page_content(html: str, page: Any, config: Any, files: Files) -> str:
@@ -43,9 +61,11 @@ def on_page_content(html: str, page: Any, config: Any, files: Files) -> str:
     return re.sub(r'\?line=(\d+)"', r'#__codelineno-0-\1"', html)
 
 
-def _relinked(markdown: str, uri: str) -> str:
+def _relinked(markdown: str, uri: str, titles: dict[str, str]) -> str:
     def relinked(link: re.Match[str]) -> str:
         text, target = link[1], link[2]
+        if text in titles and target.partition("#")[0] == text:
+            return f"[{titles[text]}]({target})"
         place, anchor = _place(uri, target)
         if place is None:
             return link[0]
@@ -87,7 +107,7 @@ def _page_of(place: str) -> str:
 
 def _shown(place: str, named: set[str]) -> str:
     """The page for a file, or for a folder."""
-    head = f"---\ntitle: {place}\nsearch:\n  exclude: true\n---\n\n# `{place}`\n\n"
+    head = f"---\ntitle: {place}\nhide: [toc]\nsearch:\n  exclude: true\n---\n\n# `{place}`\n\n"
     path = ROOT / place
     if path.is_dir():
         inside = sorted(f.relative_to(ROOT).as_posix() for f in path.iterdir() if f.suffix in LANGUAGES)
