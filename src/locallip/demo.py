@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
+from typing import Any, TextIO
 
 import torch
 from torch import Tensor, nn
@@ -30,12 +31,14 @@ NEXT_STEPS = """  Your own network:  import locallip as ll; print(ll.certify(mod
   Another radius:    locallip demo --eps 1.0 --epochs 30, some minutes     (all options: locallip demo --help)"""
 
 
-def run(eps: float, epochs: int, seed: int, limit: int, images: int, out: Path | None = None) -> Certificate:
+def run(
+    eps: float, epochs: int, seed: int, limit: int, images: int, out: Path | None = None, to: TextIO | None = None
+) -> Certificate:
     """The whole demo: train on the first `images` training images, certify the first `limit` test images, print both.
 
-    `out` keeps the run folder; without it the run is forgotten.
+    `out` keeps the run folder; without it the run is forgotten. `to` is where it prints, stdout unless given.
     """
-    say = _speaker()
+    say = _speaker(to or sys.stdout)
     base = find("demo")
     target = eps * base.eps_train / float(Fraction(base.eps))
     recipe = replace(base, eps=repr(eps), eps_train=target, seed=seed, images=images)
@@ -132,11 +135,28 @@ def _can_print(text: str) -> bool:
     return True
 
 
-def _speaker() -> Say:
+def figures(result: Certificate, eps: float) -> dict[str, Any]:
+    """What the demo found, for a script; accuracies are shares of the images."""
+    count = {str(verdict): result.verdicts.count(verdict) for verdict in Verdict}
+    clean = 1 - result.verdicts.count(Verdict.MISCLASSIFIED) / len(result.verdicts)
+    return {
+        "eps": eps,
+        "images": len(result.verdicts),
+        "guarantee": result.guarantee.value,
+        "failure_prob": result.failure_prob,
+        "clean": clean,
+        "attacked": clean - result.verdicts.count(Verdict.ATTACKED) / len(result.verdicts),
+        "certified": int(result.certified.sum()) / len(result.verdicts),
+        "verdicts": count,
+        "fingerprint": result.fingerprint,
+    }
+
+
+def _speaker(to: TextIO) -> Say:
     """A function that prints a line, in a style where rich is installed and the output is a terminal."""
     try:
         from rich.console import Console
     except ImportError:
-        return lambda line, style=None: print(line, flush=True)
-    console = Console(highlight=False, markup=False)
+        return lambda line, style=None: print(line, file=to, flush=True)
+    console = Console(file=to, highlight=False, markup=False)
     return lambda line, style=None: console.print(line, style=style, soft_wrap=True)

@@ -11,20 +11,25 @@ from typing import Literal
 import torch
 
 from locallip.brought import brought
+from locallip.data import DataName
 from locallip.network import UnsupportedLayer
 from locallip.norms import Guarantee, LayerTooLarge
 from locallip.options import check, device_of
-from locallip.proofs import Job, WrongRows, certify_images, verify_rows
+from locallip.proofs import Job, certify_images, verify_rows
 from locallip.proofs.settings import about_file
 from locallip.proofs.settings import read_about as read_settings
 from locallip.proofs.summary import describe
 from locallip.zoo import WrongModel
 
 
+class Disagreement(Exception):
+    """Rows that are not what their network gives; the message is for the user."""
+
+
 def certify(
     model: str,
     /,
-    data: str | None = None,
+    data: DataName | None = None,
     eps: str | None = None,
     guarantee: Literal["high_probability", "deterministic", "estimate"] = "high_probability",
     data_root: Path | None = None,
@@ -46,9 +51,14 @@ def certify(
 ) -> None:
     """Certify the images of a data set: one verdict each, and what they come to.
 
+    For example:
+      locallip certify mnist-4c3f-local-g --data embedded --limit 50
+      locallip certify cifar10-6c2f-local-b --data-root data --download --out rows.jsonl
+      locallip certify runs/mine --guarantee deterministic --radius --json > summary.json
+
     Args:
         model: A name from `locallip models`, a run folder or a .safetensors file.
-        data: embedded, mnist, cifar10 or tiny-imagenet; what the network was trained on if not given.
+        data: Which images; those that the network was trained on if not given.
         eps: Radius of the l2 balls, for pixels in [0, 1]; a number or a fraction such as 36/255. What the network was
             trained for if not given.
         guarantee: What every bound rests on; an estimate proves nothing.
@@ -117,8 +127,14 @@ def verify(
     download: bool = False,
     sample: int = 20,
     device: str | None = None,
+    json: bool = False,
 ) -> None:
     """Repeat some rows of `locallip certify` and say whether they agree; exit code 1 where they do not.
+
+    For example:
+      locallip verify rows.jsonl
+      locallip verify rows.jsonl --model runs/mine --sample 100
+      locallip verify rows.csv --data-root data --json
 
     Args:
         rows: The .jsonl or .csv file, with its .json beside it.
@@ -127,22 +143,29 @@ def verify(
         download: Fetch missing data from its official place.
         sample: Repeat so many rows, drawn anew each time.
         device: Such as cpu or cuda:1; the first GPU if there is one.
+        json: Print what was found as JSON.
     """
     check(sample >= 1, f"--sample must be at least 1, got {sample}")
     settings, _ = read_settings(rows)
-    about = (settings.data, settings.eps, settings.split, data_root, download)
-    network, images, _ = brought(model or settings.model, *about)
+    where = (settings.data, settings.eps, settings.split, data_root, download)
+    network, images, _ = brought(model or settings.model, *where)
     place = device_of(device) or torch.device("cuda" if torch.cuda.is_available() else "cpu")
     faults = verify_rows(rows, network, images, sample=sample, device=place)
-    for fault in faults[:20]:
-        print(fault)
+    repeated = min(sample, settings.images)
+    if json:
+        about = {"rows": settings.images, "repeated": repeated, "eps": settings.eps, "guarantee": settings.guarantee}
+        print(dumps({"agree": not faults, "faults": faults, **about}, indent=1))
+    else:
+        for fault in faults[:20]:
+            print(fault)
     if faults:
         more = f": {len(faults)} faults" if len(faults) > 20 else ""
-        raise WrongRows(f"{rows} does not agree with its settings, or with what its network does{more}")
-    print(
-        f"{settings.images} rows fit their settings, weights, images and summary; "
-        f"{min(sample, settings.images)} of them came out again (eps {settings.eps}, guarantee {settings.guarantee})"
-    )
+        raise Disagreement(f"{rows} does not agree with its settings, or with what its network does{more}")
+    if not json:
+        print(
+            f"{settings.images} rows fit their settings, weights, images and summary; "
+            f"{repeated} of them came out again (eps {settings.eps}, guarantee {settings.guarantee})"
+        )
 
 
 def _to_stderr(line: str) -> None:
