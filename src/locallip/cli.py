@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import platform
 import sys
 import traceback
@@ -35,13 +34,14 @@ from locallip.training.recipe import Recipe, WrongRecipe, find, names, rescaled
 from locallip.training.run import Diverged, Stopped
 from locallip.training.run_folder import RunFolderError
 from locallip.zoo import WrongModel, model_cards
-from locallip_command import SUMMARIES, answered, nearest
+from locallip_command import SUMMARIES, answered, nearest, without_colours
 
 TRAIN_USAGE = """usage: locallip train RECIPE [--out RUN] [--data-root DIR] [--resume] [any field of the recipe]
 
 RECIPE is a name from `locallip recipes` or the path of a .toml file of your own. For example:
-  locallip train fast-cifar10-6c2f-local-b --data-root data
+  locallip train fast-cifar10-6c2f-local-b --data-root data --download
   locallip train cifar10-6c2f-local-b --epochs 100 --out runs/short     schedules shrink with the epochs
+  locallip train mine.toml --out runs/mine --json > result.json     a recipe of your own
   locallip train RECIPE --help     all options and fields, with the values of that recipe
 """
 
@@ -193,7 +193,8 @@ def train(args: Sequence[str]) -> None:
     )
     check_choices(Train, rest)
     flat = Annotated[Train, tyro.conf.OmitArgPrefixes]
-    asked = tyro.cli(flat, args=rest, default=Train(_stretched(find(name), rest)), prog=f"locallip train {name}")
+    start = Train(_stretched(find(name), rest))
+    asked = tyro.cli(flat, args=rest, default=start, prog=f"locallip train {name}", config=(tyro.conf.DisallowNone,))
     check(asked.limit is None or asked.limit > 0, f"--limit must be at least 1, got {asked.limit}")
     check(asked.stop_after is None or asked.stop_after > 0, f"--stop-after must be above 0, got {asked.stop_after}")
     check(asked.evaluate or asked.results is None, "--results wants figures: leave out --no-evaluate or --results")
@@ -294,8 +295,7 @@ def _run(args: Sequence[str]) -> int:
         check(rest in ([], ["--json"]), f"--version goes with --json alone, got {' '.join(rest)}")
         print(dumps(versions(), indent=1) if rest else version())
         return 0
-    if not (sys.stdout.isatty() and sys.stderr.isatty()) or os.environ.get("NO_COLOR"):
-        os.environ.setdefault("PYTHON_TYRO_ANSI_CODES", "False")  # tyro looks at stdout alone
+    without_colours()
     try:
         import tyro
     except ImportError:

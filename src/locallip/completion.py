@@ -62,7 +62,9 @@ def _cases(commands: Mapping[str, Completed]) -> list[str]:
         for option, known in command.options.items():
             if known.choices:
                 lines.append(f'            "{name} {option} "*) values={shlex.quote(" ".join(known.choices))} ;;')
-        valued = [f'"{name} {option} "*' for option, known in command.options.items() if known.takes_value and not known.choices]
+        valued = [
+            f'"{name} {option} "*' for option, known in command.options.items() if known.takes_value and not known.choices
+        ]
         if valued:
             lines.append(f"            {' | '.join(valued)}) ;;")
         lines.append(f'            "{name} "*" -"*) values={shlex.quote(" ".join([*command.options, "--help"]))} ;;')

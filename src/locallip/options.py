@@ -42,7 +42,9 @@ def device_of(name: str | None) -> torch.device | None:
         check(device.type == "cuda" or not device.index, f"--device {name}: there is one cpu, called cpu")
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise WrongOption(f"--device {name}: {str(error).splitlines()[0]}") from None
+        kind = name.partition(":")[0]
+        reason = str(error).splitlines()[0] if kind == "cuda" else "there is no such device"
+        raise WrongOption(f"--device {name}: {reason}; choose cpu, cuda or one such as cuda:1, or leave it out") from None
     return device
 
 

@@ -111,6 +111,10 @@ def certify(
         _, settings, summary = certify_images(job, network, images, _to_stderr)
     except (UnsupportedLayer, LayerTooLarge) as error:
         raise WrongModel(f"{model}: {error}") from None
+    except KeyboardInterrupt:
+        if out is not None and out.exists():
+            _to_stderr(f"the rows so far are in {out}: the same command with --resume goes on")
+        raise
     if json:
         print(dumps({"settings": asdict(settings), "summary": summary}, indent=1))
     else:

@@ -47,7 +47,7 @@ def overview() -> str:
 
 def nearest(word: str, known: Sequence[str]) -> str:
     """A question whether something else was meant, or nothing."""
-    close = difflib.get_close_matches(word, known, n=1)
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.65)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
@@ -59,13 +59,16 @@ def answered(args: Sequence[str]) -> int | None:
         return 0
     if first in SUMMARIES or first in ("help", "--version"):
         return None
-    if first.startswith("-"):
-        hint = nearest(first, ("--help", "--version")) or ": options stand behind a command"
-        print(f"locallip: there is no option {first}{hint}; `locallip --help` lists the commands", file=sys.stderr)
-    else:
-        hint = nearest(first, list(SUMMARIES))
-        print(f"locallip: there is no command {first!r}{hint}; `locallip --help` lists them", file=sys.stderr)
+    what = "option" if first.startswith("-") else "command"
+    hint = nearest(first, [*SUMMARIES, "--help", "--version"])
+    print(f"locallip: there is no {what} {first!r}{hint}; `locallip --help` lists the commands", file=sys.stderr)
     return 2
+
+
+def without_colours() -> None:
+    """Keep tyro from colours where NO_COLOR is set or where something else than a terminal reads; to be called before it."""
+    if os.environ.get("NO_COLOR") or not (sys.stdout.isatty() and sys.stderr.isatty()):
+        os.environ.setdefault("PYTHON_TYRO_ANSI_CODES", "False")
 
 
 def main() -> int:
