@@ -22,6 +22,7 @@ import locallip_command
 from locallip import cli
 from locallip.options import options_of
 from locallip.training.recipe import names
+from locallip.training.run import Diverged
 from locallip.zoo import model_cards
 
 ROOT = Path(__file__).parent.parent
@@ -267,16 +268,25 @@ def test_verify_says_yes_with_0_and_no_with_1(command, network_file, tmp_path):
     assert command("verify", rows, "--model", network_file, "--json")[:2] == (2, "")
 
 
-def test_a_missing_extra_and_a_fault_of_ours_exit_with_3(command, monkeypatch):
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (ZeroDivisionError(), "ZeroDivisionError\nlocallip: this is a fault in locallip: please report it"),
+        (torch.OutOfMemoryError("of 80 GB"), "locallip: too little memory: try a smaller --batch"),
+        (Diverged("the loss is not finite at step 3"), "locallip: the loss is not finite at step 3"),
+    ],
+)
+def test_what_fails_on_the_way_exits_with_3(command, monkeypatch, error, told):
     def models() -> None:
-        raise ZeroDivisionError
+        raise error
 
-    with monkeypatch.context() as patch:
-        patch.setitem(cli.COMMANDS, "models", models)
-        code, out, err = command("models")
-        assert (code, out) == (3, "")
-        assert "ZeroDivisionError" in err
-        assert "please report it" in err.splitlines()[-1]
+    monkeypatch.setitem(cli.COMMANDS, "models", models)
+    code, out, err = command("models")
+    assert (code, out) == (3, "")
+    assert told in err
+
+
+def test_a_missing_extra_exits_with_3(command, monkeypatch):
     monkeypatch.setitem(sys.modules, "tyro", None)
     assert command("models") == (3, "", cli.MISSING_EXTRA + "\n")
 

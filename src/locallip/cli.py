@@ -281,6 +281,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("locallip: stopped", file=sys.stderr)
         return 130
+    except (MemoryError, torch.OutOfMemoryError):
+        print("locallip: too little memory: try a smaller --batch, or another --device", file=sys.stderr)
+        return 3
     except Exception:  # Python would exit with 1, which says that a certificate broke
         traceback.print_exc()
         print("locallip: this is a fault in locallip: please report it, with `locallip --version`", file=sys.stderr)
