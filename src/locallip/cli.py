@@ -308,12 +308,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("locallip: stopped", file=sys.stderr)
         return 130
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-        print("locallip: too little memory: try a smaller --batch, or another --device", file=sys.stderr)
-        return 3
-    except Exception:  # Python would exit with 1, which says that a certificate broke
+    except Exception as error:  # Python would exit with 1, which says that a certificate broke
+        if is_out_of_memory(error):
+            print("locallip: too little memory: try a smaller --batch, or another --device", file=sys.stderr)
+            return 3
         traceback.print_exc()
         print("locallip: this is a fault in locallip: please report it, with `locallip --version`", file=sys.stderr)
         return 3
