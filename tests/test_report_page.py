@@ -8,6 +8,7 @@ import math
 import re
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -17,7 +18,12 @@ import pytest
 
 pytest.importorskip("jinja2", reason="the extra `report` is not installed: no jinja2")
 
+from locallip.proofs.rows import Row
+from locallip.proofs.settings import Settings
+from locallip.report.build import page_of
 from locallip.report.page import Card, Figure, Page, Section, embedded, render
+from locallip.report.runs import Certified, Run
+from locallip.training.recipe import find
 from tests.report_data import CLASSES, EPS, GRID, HOSTILE, LAYERS, figure, network, page
 
 PLATE = np.array([18, 21, 27])[:, None, None]  # the colour of a map where nothing can change
@@ -52,6 +58,49 @@ def odd_page() -> Page:
     empty = network("empty", 0)
     sections = [Section("one", HOSTILE, HOSTILE, [Figure("odd", HOSTILE, HOSTILE, figure("x", "x").svg, HOSTILE, HOSTILE)])]
     return Page(HOSTILE, HOSTILE, [Card(HOSTILE, HOSTILE, [(HOSTILE,) * 3])], sections, {"networks": [odd_network(), empty]})
+
+
+def made_page() -> Page:
+    """Return a page with all figures that runs can have, made from their values as a report is."""
+    epochs = [
+        {
+            "epoch": epoch,
+            "clean_loss": 1.0 / epoch,
+            "worst_loss": 2.0 / epoch,
+            "global_bound": 90.0 / epoch,
+            "local_bound": 60.0 / epoch,
+            "local_norms": [1.0, 2.0, 3.0],
+            "global_norms": [1.1, 2.1, 3.5],
+            "varying": [0.9, 0.5],
+        }
+        for epoch in range(1, 9)
+    ]
+    settings = Settings(
+        "made", "f" * 64, "cifar10", "test", 60, "0" * 64, "36/255", "deterministic", 0.0, 20, 100, 32, 1, "", {}, True
+    )
+    kinds = [
+        ("CERTIFIED", "global bound"),
+        ("ATTACKED", "attack"),
+        ("UNKNOWN", "nothing"),
+        ("MISCLASSIFIED", "clean logits"),
+    ]
+    rows = [
+        Row(n, n % 10, n % 10, *kinds[n % 4], "deterministic", 0.0, 0.14, 0.1, 2.0, 3.0, 0.1, 0.01 * n) for n in range(60)
+    ]
+    steps = {"layers": ["0", "1"], "power": [[30, 300], [9, 12]], "lanczos": [[9, 12], [3, 4]], "power_cap": 300}
+    evaluation = {"clean": 71.0, "pgd": 65.0, "estimate": 55.3, "certified": 55.1, "images": 60}
+    explored = {"network": network(images=8), "steps": steps}
+    run = Run(
+        "fast",
+        asdict(find("fast-cifar10-6c2f-local-b")),
+        epochs,
+        evaluation,
+        {},
+        "CPU",
+        [Certified(settings, rows)],
+        explored,
+    )
+    return page_of([run, replace(run, name="another, with a long name that wraps somewhere")])
 
 
 # ------------------------------------------------------------------------------------------------------- without a browser
@@ -118,6 +167,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Return the pages that the tests open."""
     folder = tmp_path_factory.mktemp("pages")
     pages = {"full": FULL, "small": SMALL, "odd": odd_page(), "empty": page({"networks": []}), "plain": page(None)}
+    pages["made"] = made_page()
     for name, content in pages.items():
         (folder / f"{name}.html").write_text(render(content), encoding="utf-8", newline="")
     return {name: folder / f"{name}.html" for name in pages}
@@ -436,7 +486,7 @@ def test_light_and_dark_follow_the_system_and_the_button(opened: Tabs) -> None:
         assert tab.locator("#theme").inner_text().lower() == f"{scheme} mode"
 
 
-@pytest.mark.parametrize("name", ["small", "odd"])
+@pytest.mark.parametrize("name", ["small", "odd", "made"])
 def test_phone_scrolls_only_downwards(opened: Tabs, name: str) -> None:
     tab = opened(name, width=360)
     assert tab.evaluate("document.documentElement.scrollWidth") <= 360
@@ -459,12 +509,14 @@ def test_print_is_light_and_shows_the_chosen_image_without_controls(opened: Tabs
         assert tab.locator(kept).first.is_visible(), kept
 
 
-@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 360)])
-def test_no_serious_barrier(opened: Tabs, scheme: str, width: int) -> None:
+@pytest.mark.parametrize(
+    ("name", "scheme", "width"), [("small", "light", 1280), ("small", "dark", 360), ("made", "light", 1280)]
+)
+def test_no_serious_barrier(opened: Tabs, name: str, scheme: str, width: int) -> None:
     axe = pytest.importorskip(
         "axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed (extra `dev`)"
     )
-    tab = opened(scheme=scheme, width=width)
+    tab = opened(name, scheme=scheme, width=width)
     choose(tab, by_verdict("CERTIFIED"))
     found = axe.Axe().run(tab).response
     assert found["passes"]  # the check did run
@@ -515,7 +567,7 @@ def test_odd_data_is_shown_as_not_known_and_never_as_proved(opened: Tabs) -> Non
     assert "the estimate is wrong here" in tab.locator("#axis").inner_text()
     assert tab.locator("#radii .amount").nth(1).inner_text() == "not known / not known"
     assert tab.locator("#logits .row.label").count() == 1
-    assert tab.locator("#logits .row").count() == 13  # twelve classes and the axis
+    assert tab.locator("#logits .row").count() == 15  # twelve classes and the axis
     assert "188 other classes" in tab.locator("#logits-note").inner_text()
     tab.select_option("#network", "1")
     assert "nothing to explore" in tab.locator("#nothing").inner_text()
@@ -552,3 +604,22 @@ def test_slider_answers_within_50_ms(opened: Tabs) -> None:
     )
     assert len(times) == 26
     assert median(times) < 50, times
+
+
+def test_figures_of_runs_are_drawn_inside_their_frames(opened: Tabs) -> None:
+    tab = opened("made")
+    assert tab.locator(".drawing svg").count() == 15
+    outside = tab.locator(".drawing svg").evaluate_all(
+        """all => all.flatMap((svg) => {
+            const frame = svg.getBoundingClientRect();
+            return [...svg.querySelectorAll("text, path, rect, circle, line")].filter((part) => {
+                const box = part.getBoundingClientRect();
+                return box.left < frame.left - 2 || box.right > frame.right + 2
+                    || box.top < frame.top - 2 || box.bottom > frame.bottom + 2;
+            }).map((part) => part.textContent || part.outerHTML.slice(0, 80));
+        })"""
+    )
+    assert outside == []
+    colours = tab.locator(".drawing svg path.line").evaluate_all("all => all.map((line) => getComputedStyle(line).stroke)")
+    assert "none" not in colours
+    assert len(set(colours)) >= 3
