@@ -198,7 +198,8 @@ def bash(tmp_path_factory):
 def test_bash_completes(bash):
     assert bash("cer") == ["certify"]
     assert set(bash("")) == {*locallip_command.SUMMARIES, "--help", "--version"}
-    assert bash("certify", "") == [card.name for card in model_cards()]
+    for name in ("certify", "attack", "audit"):
+        assert bash(name, "") == [card.name for card in model_cards()]
     assert bash("train", "fast-") == [name for name in names() if name.startswith("fast-")]
     assert bash("certify", "x", "--gu") == ["--guarantee"]
     assert bash("certify", "x", "--guarantee", "") == ["high_probability", "deterministic", "estimate"]
