@@ -2,7 +2,7 @@
 
 import io
 import re
-from contextlib import redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 
 import pytest
@@ -14,7 +14,7 @@ from locallip.demo import draw, run
 
 def tiny(seed, page=None):
     """The rows and the printed text of one epoch on 256 images, 20 test images certified."""
-    with redirect_stdout(io.StringIO()) as text:
+    with redirect_stdout(io.StringIO()) as text, redirect_stderr(text):  # progress goes to stderr
         rows = run(eps=0.3, epochs=1, seed=seed, limit=20, images=256, page=page)
     return rows, text.getvalue()
 

@@ -2,6 +2,6 @@
 
 import sys
 
-from locallip.cli import main
+from locallip_command import main
 
 sys.exit(main())

@@ -22,6 +22,7 @@ from locallip.breaking import (
 )
 from locallip.breaking.against import alarm, is_alarming, outcome
 from locallip.brought import brought, name_of
+from locallip.data import DataName
 from locallip.network import UnsupportedLayer
 from locallip.options import WrongOption, check, device_of, radius_of
 from locallip.proofs import WrongRows
@@ -31,7 +32,7 @@ from locallip.zoo import WrongModel
 def attack(
     model: str,
     /,
-    data: str | None = None,
+    data: DataName | None = None,
     eps: str | None = None,
     attack: Literal["pgd", "apgd", "strong", "autoattack"] = "strong",
     steps: int = 100,
@@ -50,9 +51,14 @@ def attack(
 ) -> None:
     """Try to break a network on the images of a data set: an upper bound of its robust accuracy, and no proof.
 
+    For example:
+      locallip attack mnist-4c3f-local-g --data embedded --limit 100
+      locallip attack mnist-4c3f-local-g --data embedded --limit 100 --certified rows.jsonl
+      locallip attack runs/mine --attack pgd --steps 20 --json > attack.json
+
     Args:
         model: A name from `locallip models`, a run folder or a .safetensors file.
-        data: embedded, mnist, cifar10 or tiny-imagenet; what the network was trained on if not given.
+        data: Which images; those that the network was trained on if not given.
         eps: Radius of the l2 balls, for pixels in [0, 1]; a number or a fraction such as 36/255. What the network was
             trained for if not given.
         attack: pgd is PGD with steps of eps/4, as in the paper; apgd is APGD-CE and APGD-T; strong is all three, each on

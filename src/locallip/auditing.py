@@ -18,7 +18,7 @@ from locallip.brought import brought, name_of
 from locallip.certify import Certifier
 from locallip.certify.inputs import as_eps
 from locallip.certify.prover import fingerprint
-from locallip.data import ImageSet
+from locallip.data import DataName, ImageSet
 from locallip.files import check_writable, write_atomically
 from locallip.network import UnsupportedLayer
 from locallip.norms import LayerTooLarge
@@ -33,7 +33,7 @@ BROKEN = Path("locallip-broken.safetensors")
 def audit(
     model: str,
     /,
-    data: str | None = None,
+    data: DataName | None = None,
     eps: str | None = None,
     guarantee: Literal["high_probability", "deterministic"] = "high_probability",
     attempts: int = 10_000,
@@ -53,9 +53,13 @@ def audit(
     by gradients, along the decision boundary, by single roundings, at random, and on networks derived from this one with
     rescaled, tied, denormal and huge weights.
 
+    For example:
+      locallip audit mnist-4c3f-local-g --data embedded --limit 10 --attempts 1000
+      locallip audit cifar10-6c2f-local-b --data-root data --guarantee deterministic --out audit.json
+
     Args:
         model: A name from `locallip models`, a run folder or a .safetensors file.
-        data: embedded, mnist, cifar10 or tiny-imagenet; what the network was trained on if not given.
+        data: Which images; those that the network was trained on if not given.
         eps: The first radius to certify, for pixels in [0, 1]; a number or a fraction such as 36/255. What the network was
             trained for if not given.
         guarantee: What the certificates rest on.

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from torch import nn
 
-from locallip.data import READERS, ImageSet, load_images
+from locallip.data import READERS, ImageSet, MissingData, load_images
 from locallip.options import check, radius_of
 from locallip.training.recipe import find
 from locallip.training.recipe import names as recipe_names
@@ -28,7 +28,10 @@ def brought(
     check(name in READERS, f"--data {name or repr(name)}: choose one of {', '.join(READERS)}")
     radius = eps if eps is not None else known.eps if known is not None else ""
     radius_of(radius)
-    images = load_images(name, split, root, download=download)
+    try:
+        images = load_images(name, split, root, download=download)
+    except MissingData as error:
+        raise MissingData(f"{error}; --data embedded needs no files" if name == "mnist" else str(error)) from None
     wanted = tuple(about["input_shape"])
     check(images.shape == wanted, f"{model} takes images of {_sizes(wanted)}, those of {name} are {_sizes(images.shape)}")
     check(

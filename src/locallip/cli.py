@@ -3,49 +3,48 @@
 from __future__ import annotations
 
 import io
-import os
 import platform
 import sys
+import traceback
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from json import dumps
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import torch
 
 import locallip
 from locallip import demo as demonstration
-from locallip import tables
+from locallip import paper, tables
 from locallip.arithmetic import is_out_of_memory
 from locallip.attacking import attack
 from locallip.attacks import MissingAttack
 from locallip.auditing import audit
 from locallip.breaking import BrokenCertificate
+from locallip.completion import Completed, script
 from locallip.data import DamagedData, MissingData
-from locallip.options import WrongOption, check, device_of, radius_of
+from locallip.options import WrongOption, check, check_choices, device_of, options_of, radius_of
 from locallip.proofs import WrongRows
-from locallip.proving import certify, verify
+from locallip.provenance import hardware
+from locallip.proving import Disagreement, certify, verify
 from locallip.report.runs import WrongRun
 from locallip.reporting import report
-from locallip.results import WrongResult
+from locallip.results import WrongResult, read_results
 from locallip.training.fit import Options, fit
-from locallip.training.recipe import Recipe, WrongRecipe, find, rescaled
+from locallip.training.recipe import Recipe, WrongRecipe, find, names, rescaled
 from locallip.training.run import Diverged, Stopped
 from locallip.training.run_folder import RunFolderError
-from locallip.zoo import WrongModel
-
-DESCRIPTION = """Image classifiers whose robustness to l2-bounded changes is proved. For example:
-`locallip demo` trains and certifies a small network in one to two minutes,
-`locallip certify mnist-4c3f-local-g --data embedded --limit 50` certifies images with a network that comes along,
-`locallip recipes` lists what can be trained, `locallip train RECIPE --help` the options of a recipe,
-`locallip demo --help` lists those of the demo, and `locallip --version` says what is installed."""
+from locallip.zoo import WrongModel, model_cards
+from locallip_command import SUMMARIES, answered, nearest, without_colours
 
 TRAIN_USAGE = """usage: locallip train RECIPE [--out RUN] [--data-root DIR] [--resume] [any field of the recipe]
 
 RECIPE is a name from `locallip recipes` or the path of a .toml file of your own. For example:
-  locallip train fast-cifar10-6c2f-local-b --data-root data
+  locallip train fast-cifar10-6c2f-local-b --data-root data --download
   locallip train cifar10-6c2f-local-b --epochs 100 --out runs/short     schedules shrink with the epochs
+  locallip train mine.toml --out runs/mine --json > result.json     a recipe of your own
   locallip train RECIPE --help     all options and fields, with the values of that recipe
 """
 
@@ -60,8 +59,14 @@ def demo(
     images: int = 10_000,
     out: Path | None = None,
     page: Path | None = None,
+    json: bool = False,
 ) -> None:
     """Train a small network on embedded handwritten digits, certify test images, and write a report to look at.
+
+    For example:
+      locallip demo
+      locallip demo --eps 1.0 --epochs 30 --out runs/demo    a larger radius, and the run is kept
+      locallip demo --json > demo.json
 
     Args:
         eps: Radius of the l2 balls, for pixels in [0, 1]; a number or a fraction such as 36/255.
@@ -71,6 +76,7 @@ def demo(
         images: Train on the first so many training images, at most 10000.
         out: Run folder to keep: weights, metrics, checkpoints, certificates.
         page: Report to write; report.html in --out if not given, or locallip-demo.html here.
+        json: Print what was found as JSON, and all else on stderr.
     """
     radius = radius_of(eps)
     check(epochs >= 1, f"--epochs must be at least 1, got {epochs}")
@@ -81,26 +87,78 @@ def demo(
     page = page or (Path("locallip-demo.html") if out is None else out / "report.html")
     check(page.suffix in (".html", ".htm"), f"--page {page}: a report is a file that ends in .html")
     check(page.parent.is_dir() or page.parent == out, f"--page {page}: there is no folder {page.parent}")
-    demonstration.run(radius, epochs, seed, limit, images, out, page)
+    found = demonstration.run(radius, epochs, seed, limit, images, out, page, sys.stderr if json else sys.stdout)
+    if json:
+        print(dumps(demonstration.figures(found), indent=1))
 
 
-def recipes() -> None:
-    """List the recipes for `locallip train`: the rows of the paper's tables, and faster ones of our own."""
-    print(tables.recipe_list())
+def recipes(json: bool = False) -> None:
+    """List the recipes for `locallip train`: the rows of the paper's tables, and faster ones of our own.
+
+    For example:
+      locallip recipes
+      locallip recipes --json > recipes.json    every field of every recipe
+
+    Args:
+        json: Print them as JSON, with all fields.
+    """
+    print(dumps([asdict(find(name)) for name in names()], indent=1) if json else tables.recipe_list())
 
 
-def models() -> None:
-    """List the trained networks that come with the package, with their measured figures."""
-    print(tables.model_list())
+def models(json: bool = False) -> None:
+    """List the trained networks that come with the package, with their measured figures.
+
+    For example:
+      locallip models
+      locallip models --json > models.json    with checksums and all that was measured
+
+    Args:
+        json: Print them as JSON, with checksums and all that was measured.
+    """
+    print(dumps([vars(card) for card in model_cards()], indent=1) if json else tables.model_list())
 
 
-def table(results: Path = Path("results")) -> None:
+def table(results: Path = Path("results"), json: bool = False) -> None:
     """Print the paper's tables beside our own results, in Markdown.
+
+    For example:
+      locallip table > tables.md
+      locallip table --results results --json > tables.json
 
     Args:
         results: The folder of result files that `locallip train` writes.
+        json: Print the paper's rows and our runs as JSON.
     """
-    print(tables.table(results))
+    if not json:
+        print(tables.table(results))
+        return
+    rows = {name: getattr(paper, name.upper()) for name in ("robust", "initialisation", "sparsity", "adversarial", "times")}
+    runs = [{**asdict(run), "path": str(run.path)} for run in read_results(results)]
+    print(dumps({"paper": {name: [asdict(row) for row in found] for name, found in rows.items()}, "runs": runs}, indent=1))
+
+
+def completion(shell: Literal["bash", "zsh", "fish"], /) -> None:
+    """Print a script that completes commands, options, choices and the names of networks and recipes in a shell.
+
+    For example:
+      locallip completion bash > ~/.local/share/bash-completion/completions/locallip
+      locallip completion zsh > ~/.zsh/_locallip    with fpath+=~/.zsh before compinit in ~/.zshrc
+      locallip completion fish > ~/.config/fish/completions/locallip.fish
+
+    Args:
+        shell: bash, zsh or fish.
+    """
+    networks = [card.name for card in model_cards()]
+    behind = {
+        "certify": networks,
+        "attack": networks,
+        "audit": networks,
+        "report": networks,
+        "train": names(),
+        "completion": SHELLS,
+    }
+    found = {name: COMMANDS.get(name, Train) for name in SUMMARIES}
+    print(script(shell, {name: Completed(options_of(call), behind.get(name, [])) for name, call in found.items()}), end="")
 
 
 @dataclass(frozen=True)
@@ -120,6 +178,7 @@ class Train:
         limit: Evaluate on the first so many images only.
         results: Also write the result file here, as RECIPE.json.
         stop_after: Save and stop after so many seconds, as Ctrl-C does.
+        json: Print the result as JSON at the end.
     """
 
     recipe: Recipe
@@ -133,6 +192,7 @@ class Train:
     limit: int | None = None
     results: Path | None = None
     stop_after: float | None = None
+    json: bool = False
 
 
 def train(args: Sequence[str]) -> None:
@@ -146,8 +206,10 @@ def train(args: Sequence[str]) -> None:
     check(
         not name.startswith("-"), f"the recipe comes first: locallip train RECIPE {name} ...; `locallip recipes` lists them"
     )
+    check_choices(Train, rest)
     flat = Annotated[Train, tyro.conf.OmitArgPrefixes]
-    asked = tyro.cli(flat, args=rest, default=Train(_stretched(find(name), rest)), prog=f"locallip train {name}")
+    start = Train(_stretched(find(name), rest))
+    asked = tyro.cli(flat, args=rest, default=start, prog=f"locallip train {name}", config=(tyro.conf.DisallowNone,))
     check(asked.limit is None or asked.limit > 0, f"--limit must be at least 1, got {asked.limit}")
     check(asked.stop_after is None or asked.stop_after > 0, f"--stop-after must be above 0, got {asked.stop_after}")
     check(asked.evaluate or asked.results is None, "--results wants figures: leave out --no-evaluate or --results")
@@ -164,7 +226,18 @@ def train(args: Sequence[str]) -> None:
         results=asked.results,
         stop_after=asked.stop_after,
     )
-    fit(recipe, options)
+    result = fit(recipe, options)
+    print(dumps(result, indent=1) if asked.json else _ended(result, options.out))
+
+
+def _ended(result: dict[str, Any], out: Path) -> str:
+    """A line on what a run has come to."""
+    found = result["evaluation"]
+    if found is None:
+        return f"{out}: trained, not evaluated"
+    parts = {"clean": "clean", "pgd": f"PGD-{found['pgd_steps']}", "certified": f"certified ({found['guarantee']})"}
+    figures = ", ".join(f"{word} {found[key]:.2f}%" for key, word in parts.items() if found[key] is not None)
+    return f"{out}: {figures} of {found['images']:,} test images"
 
 
 def _stretched(recipe: Recipe, args: Sequence[str]) -> Recipe:
@@ -190,67 +263,83 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "recipes": recipes,
     "models": models,
     "table": table,
+    "completion": completion,
 }
-#: What `main` turns into a line on stderr and an exit code.
-FAILURES = (
-    BrokenCertificate,
-    DamagedData,
-    MissingAttack,
-    MissingData,
+SHELLS = ["bash", "zsh", "fish"]
+#: What `main` turns into a line on stderr, by the exit code: the answer is no; called wrongly or with a wrong file; failed.
+NO = (BrokenCertificate, Disagreement)
+WRONG = (
+    WrongOption,
+    WrongRecipe,
     WrongModel,
     WrongResult,
     WrongRows,
     WrongRun,
+    MissingData,
+    DamagedData,
     RunFolderError,
-    Diverged,
+    OSError,
 )
+FAILED = (MissingAttack, Diverged)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; the exit code is 0, 1 where it failed and 2 where it was called wrongly."""
+    """Run one command; docs/command_line.md has the exit codes."""
     args = ["--out" if word == "-o" else word for word in (sys.argv[1:] if argv is None else argv)]
-    if args == ["--version"]:
-        print(version())
-        return 0
-    try:
-        import tyro
-    except ImportError:
-        print(MISSING_EXTRA, file=sys.stderr)
-        return 1
     plain, warnings.formatwarning = warnings.formatwarning, _plain_warning
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal that knows no dashes gets question marks
     try:
-        if args[:1] == ["train"]:
-            train(args[1:])
-        else:
-            tyro.extras.subcommand_cli_from_dict(
-                {**COMMANDS, "train": _train_help}, prog="locallip", description=DESCRIPTION, args=args or ["--help"]
-            )
-    except (WrongOption, WrongRecipe) as error:
+        code = answered(args)
+        return _run(args) if code is None else code
+    except BrokenPipeError:
+        raise
+    except NO as error:
+        print(f"locallip: {error}", file=sys.stderr)
+        return 1
+    except WRONG as error:
         print(f"locallip: {error}", file=sys.stderr)
         return 2
-    except FAILURES as error:
+    except FAILED as error:
         print(f"locallip: {error}", file=sys.stderr)
-        return 1
-    except BrokenPipeError:  # whoever read our output has closed it
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-    except OSError as error:
-        print(f"locallip: {error}", file=sys.stderr)
-        return 1
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-        print(f"locallip: there is too little memory: try a smaller --batch ({str(error).splitlines()[0]})", file=sys.stderr)
-        return 1
+        return 3
     except Stopped:
         return 130
     except KeyboardInterrupt:
         print("locallip: stopped", file=sys.stderr)
         return 130
+    except Exception as error:  # Python would exit with 1, which says that a certificate broke
+        if is_out_of_memory(error):
+            print("locallip: too little memory: try a smaller --batch, or another --device", file=sys.stderr)
+            return 3
+        traceback.print_exc()
+        print("locallip: this is a fault in locallip: please report it, with `locallip --version`", file=sys.stderr)
+        return 3
     finally:
         warnings.formatwarning = plain
+
+
+def _run(args: Sequence[str]) -> int:
+    name, *rest = args
+    if name == "--version":
+        check(rest in ([], ["--json"]), f"--version goes with --json alone, got {' '.join(rest)}")
+        print(dumps(versions(), indent=1) if rest else version())
+        return 0
+    without_colours()
+    try:
+        import tyro
+    except ImportError:
+        print(MISSING_EXTRA, file=sys.stderr)
+        return 3
+    if name == "help":
+        name, rest = rest[0], ["--help"]
+        check(name in SUMMARIES, f"there is no command {name!r}{nearest(name, list(SUMMARIES))}")
+    if name == "train":
+        train(rest)
+        return 0
+    check_choices(COMMANDS[name], rest)
+    markers = (tyro.conf.PositionalMetavarFromFieldName, tyro.conf.FlagCreatePairsOff, tyro.conf.DisallowNone)
+    tyro.cli(COMMANDS[name], args=rest, prog=f"locallip {name}", config=markers)
     return 0
 
 
@@ -261,17 +350,21 @@ def _plain_warning(
     return f"locallip: {message}\n"
 
 
+def versions() -> dict[str, str]:
+    """What a report of a fault should name: versions, platform, and the device that would be used."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return {
+        "locallip": locallip.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "device": device.type,
+        "hardware": hardware(device),
+    }
+
+
 def version() -> str:
-    """The versions of locallip, torch and Python, and the device that torch would use."""
-    device = f"cpu ({torch.get_num_threads()} threads)"
-    if torch.cuda.is_available():
-        device = f"cuda ({torch.cuda.get_device_name()})"
-    return f"locallip {locallip.__version__}, torch {torch.__version__}, Python {platform.python_version()}, device {device}"
-
-
-def _train_help() -> None:
-    """Train a network by a recipe: locallip train RECIPE [options]."""
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    """The same in a line."""
+    found = versions()
+    software = f"locallip {found['locallip']}, torch {found['torch']}, Python {found['python']}, {found['platform']}"
+    return f"{software}, device {found['device']} ({found['hardware']})"

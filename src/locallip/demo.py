@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
+from typing import Any, TextIO
 
 import torch
 from torch import Tensor, nn
@@ -39,13 +40,21 @@ NEXT_STEPS = """  Your own network:  import locallip as ll; print(ll.certify(mod
 
 
 def run(
-    eps: float, epochs: int, seed: int, limit: int, images: int, out: Path | None = None, page: Path | None = None
+    eps: float,
+    epochs: int,
+    seed: int,
+    limit: int,
+    images: int,
+    out: Path | None = None,
+    page: Path | None = None,
+    to: TextIO | None = None,
 ) -> list[Row]:
     """The whole demo: train on the first `images` training images, certify the first `limit` test images, show both.
 
-    `out` keeps the run folder; without it the run is forgotten. `page` is the report to write.
+    `out` keeps the run folder; without it the run is forgotten. `page` is the report to write. `to` is where it prints,
+    stdout unless given.
     """
-    say = _speaker()
+    say = _speaker(to or sys.stdout)
     base = find("demo")
     target = eps * base.eps_train / float(Fraction(base.eps))
     recipe = replace(base, eps=repr(eps), eps_train=target, seed=seed, images=images)
@@ -154,11 +163,28 @@ def _can_print(text: str) -> bool:
     return True
 
 
-def _speaker() -> Say:
+def figures(rows: list[Row]) -> dict[str, Any]:
+    """What the demo found, for a script; accuracies are shares of the images."""
+    count = {str(verdict): sum(row.verdict == verdict for row in rows) for verdict in Verdict}
+    share = {name: number / len(rows) for name, number in count.items()}
+    clean = 1 - share[Verdict.MISCLASSIFIED]
+    return {
+        "eps": rows[0].eps,
+        "images": len(rows),
+        "guarantee": rows[0].guarantee,
+        "failure_prob": rows[0].failure_prob,
+        "clean": clean,
+        "attacked": clean - share[Verdict.ATTACKED],
+        "certified": share[Verdict.CERTIFIED],
+        "verdicts": count,
+    }
+
+
+def _speaker(to: TextIO) -> Say:
     """A function that prints a line, in a style where rich is installed and the output is a terminal."""
     try:
         from rich.console import Console
     except ImportError:
-        return lambda line, style=None: print(line, flush=True)
-    console = Console(highlight=False, markup=False)
+        return lambda line, style=None: print(line, file=to, flush=True)
+    console = Console(file=to, highlight=False, markup=False)
     return lambda line, style=None: console.print(line, style=style, soft_wrap=True)

@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 
 from locallip.brought import brought, name_of
-from locallip.data import READERS
+from locallip.data import READERS, DataName
 from locallip.network import UnsupportedLayer
 from locallip.norms import Guarantee, LayerTooLarge
 from locallip.options import check, device_of
@@ -23,10 +23,14 @@ from locallip.proofs.summary import describe
 from locallip.zoo import WrongModel
 
 
+class Disagreement(Exception):
+    """Rows that are not what their network gives; the message is for the user."""
+
+
 def certify(
     model: str,
     /,
-    data: str | None = None,
+    data: DataName | None = None,
     eps: str | None = None,
     guarantee: Literal["high_probability", "deterministic", "estimate"] = "high_probability",
     data_root: Path | None = None,
@@ -48,9 +52,14 @@ def certify(
 ) -> None:
     """Certify the images of a data set: one verdict each, and what they come to.
 
+    For example:
+      locallip certify mnist-4c3f-local-g --data embedded --limit 50
+      locallip certify cifar10-6c2f-local-b --data-root data --download --out rows.jsonl
+      locallip certify runs/mine --guarantee deterministic --radius --json > summary.json
+
     Args:
         model: A name from `locallip models`, a run folder or a .safetensors file.
-        data: embedded, mnist, cifar10 or tiny-imagenet; what the network was trained on if not given.
+        data: Which images; those that the network was trained on if not given.
         eps: Radius of the l2 balls, for pixels in [0, 1]; a number or a fraction such as 36/255. What the network was
             trained for if not given.
         guarantee: What every bound rests on; an estimate proves nothing.
@@ -109,6 +118,10 @@ def certify(
         _, settings, summary = certify_images(job, network, images, _to_stderr)
     except (UnsupportedLayer, LayerTooLarge) as error:
         raise WrongModel(f"{model}: {error}") from None
+    except KeyboardInterrupt:
+        if out is not None and out.exists():
+            _to_stderr(f"the rows so far are in {out}: the same command with --resume goes on")
+        raise
     if json:
         print(dumps({"settings": asdict(settings), "summary": summary}, indent=1))
     else:
@@ -125,11 +138,17 @@ def verify(
     download: bool = False,
     sample: int = 20,
     device: str | None = None,
+    json: bool = False,
 ) -> None:
     """Repeat some rows of `locallip certify` and say whether they agree; exit code 1 where they do not.
 
     Weights, images, labels, eps and summary must fit all rows; the sampled ones are proved or broken anew. The seed, the
     size of batches, times and hardware are not checked.
+
+    For example:
+      locallip verify rows.jsonl
+      locallip verify rows.jsonl --model runs/mine --sample 100
+      locallip verify rows.csv --data-root data --json
 
     Args:
         rows: The .jsonl or .csv file, with its .json beside it.
@@ -138,29 +157,36 @@ def verify(
         download: Fetch missing data from its official place.
         sample: Repeat so many rows, drawn anew each time.
         device: Such as cpu or cuda:1; the first GPU if there is one.
+        json: Print what was found as JSON.
     """
     check(sample >= 1, f"--sample must be at least 1, got {sample}")
     settings, _ = read_settings(rows)
     if settings.data not in READERS:
         raise WrongRows(f"{about_file(rows)}: there is no data set {settings.data!r}; known are {', '.join(READERS)}")
-    about = (settings.data, settings.eps, settings.split, data_root, download)
+    where = (settings.data, settings.eps, settings.split, data_root, download)
     try:
-        network, images, _ = brought(settings.model if model is None else model, *about)
+        network, images, _ = brought(settings.model if model is None else model, *where)
     except WrongModel as error:
         raise WrongModel(
             f"{error}. {rows} is about {settings.model}: say where that is with --model" if model is None else str(error)
         ) from None
     place = device_of(device) or torch.device("cuda" if torch.cuda.is_available() else "cpu")
     faults = verify_rows(rows, network, images, sample=sample, device=place)
-    for fault in faults[:20]:
-        print(fault)
+    repeated = min(sample, settings.images)
+    if json:
+        about = {"rows": settings.images, "repeated": repeated, "eps": settings.eps, "guarantee": settings.guarantee}
+        print(dumps({"agree": not faults, "faults": faults, **about}, indent=1))
+    else:
+        for fault in faults[:20]:
+            print(fault)
     if faults:
         more = f": {len(faults)} faults" if len(faults) > 20 else ""
-        raise WrongRows(f"{rows} does not agree with its settings, or with what its network does{more}")
-    print(
-        f"{settings.images} rows fit their settings, weights, images and summary; "
-        f"{min(sample, settings.images)} of them came out again (eps {settings.eps}, guarantee {settings.guarantee})"
-    )
+        raise Disagreement(f"{rows} does not agree with its settings, or with what its network does{more}")
+    if not json:
+        print(
+            f"{settings.images} rows fit their settings, weights, images and summary; "
+            f"{repeated} of them came out again (eps {settings.eps}, guarantee {settings.guarantee})"
+        )
 
 
 def _to_stderr(line: str) -> None:

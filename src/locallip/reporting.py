@@ -37,9 +37,14 @@ def report(
 ) -> None:
     """Make one HTML page of a run or several: figures of training and certificates, and an explorer of single images.
 
+    For example:
+      locallip report runs/mine
+      locallip report runs/mine --explore 24 -o mine.html    with single images to explore
+      locallip report runs/one runs/two mnist-4c3f-local-g   side by side
+
     Args:
         runs: Run folders, or names from `locallip models`; several stand side by side.
-        out: Page to write; it needs no other file and no network.
+        out: Page to write, -o for short; it needs no other file and no network.
         rows: Files of `locallip certify --out` to show; those in a run folder are found without.
         explore: Look into so many test images for the explorer first, which takes seconds an image on a CPU; kept in the run
             folder for the next report.

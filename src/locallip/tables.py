@@ -154,9 +154,26 @@ def _tightness_cells(row: Mapping[str, Any]) -> list[str]:
     return [str(row["row"]), *figures]
 
 
+def later_table(results: Path) -> str:
+    """What others reach with larger networks, beside the best of our own certificates."""
+    ours = read_certificates(results / "certificates")
+    lines = []
+    for row in paper.LATER:
+        title, eps = paper.DATA[row.data]
+        found = [a for a in ours if a.settings.data == row.data and a.settings.guarantee != Guarantee.ESTIMATE.value]
+        best = max(found, key=lambda about: about.summary["certified"], default=None)
+        lines.append([f"{title}, {eps}", row.network, _printed(row.clean), _printed(row.certified), row.source])
+        if best is not None:
+            figures = [_figure(best.summary[key]) for key in ("correct", "certified")]
+            proof = f"ours, {best.settings.guarantee.replace('_', ' ')}"
+            lines.append(["", f"`{best.settings.model}`", *figures, proof])
+    return _markdown(("Data, eps", "Network", "Clean", "Certified", "Source"), lines)
+
+
 #: The generated parts of documents by name, each from the files in a folder of results.
 PARTS: dict[str, Callable[[Path], str]] = {
     "results": readme_table,
+    "later": later_table,
     "reproducing": reproducing,
     "tightness": tightness_tables,
     "certificates": lambda results: certificates_table(results) or "No certificates have been issued yet.",

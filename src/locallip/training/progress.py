@@ -1,4 +1,4 @@
-"""What a person sees while a network trains: a live line in a terminal, plain lines elsewhere."""
+"""What a person sees while a network trains, on stderr: a live line in a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ class PlainLines:
 
     def say(self, line: str) -> None:
         self._flush()
-        print(line, flush=True)
+        print(line, file=sys.stderr, flush=True)
 
     def epoch(self, row: Mapping[str, Any]) -> None:
         if not self._header:
-            print(HEADER, flush=True)
+            print(HEADER, file=sys.stderr, flush=True)
             self._header = True
         self._waiting = line(row)
         if time.monotonic() - self._last >= self._quiet:
@@ -70,7 +70,7 @@ class PlainLines:
 
     def _flush(self) -> None:
         if self._waiting:
-            print(self._waiting, flush=True)
+            print(self._waiting, file=sys.stderr, flush=True)
         self._waiting = ""
 
     def close(self) -> None:
@@ -85,7 +85,7 @@ class LiveLine:
         from rich.live import Live
 
         self._quiet = quiet
-        self.console = Console(highlight=False, markup=False)
+        self.console = Console(stderr=True, highlight=False, markup=False)
         self._live = Live("", console=self.console, refresh_per_second=4, auto_refresh=False)
         self._started, self._kept, self._newest = False, 0.0, ""
 
@@ -130,7 +130,7 @@ class Undeterred:
         except OSError:
             self.inner = Silent()
             with suppress(OSError, ValueError):  # or what is still in the buffer would fail once more at the end
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
 class Silent:
@@ -146,7 +146,7 @@ class Silent:
 
 def display(quiet: float = QUIET) -> Display:
     """The live line in a terminal where rich is installed, else plain lines; at most one line kept in `quiet` seconds."""
-    if sys.stdout.isatty():
+    if sys.stderr.isatty():
         try:
             return LiveLine(quiet)
         except ImportError:
