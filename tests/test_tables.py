@@ -387,3 +387,41 @@ def test_both_parts_of_a_document_are_filled(tmp_path: Path):
     assert f"{begin}\n{tables.certificates_table(tmp_path / 'results')}\n{end}\n" in text
     assert "between" in text
     assert "old" not in text
+
+
+def test_the_paper_row_by_row_has_a_command_for_every_recipe(tmp_path: Path):
+    written(tmp_path)
+    text = tables.reproducing(tmp_path)
+    rows = (*paper.ROBUST, *paper.INITIALISATION, *paper.SPARSITY, *paper.ADVERSARIAL)
+    assert all(f"`locallip train {row.recipe}`" in text for row in rows if row.recipe)
+    assert text.count("| no recipe |") == sum(row.recipe is None for row in rows)
+    found = [line.strip("| ").split(" | ") for line in text.splitlines() if "`locallip train cifar10-6c2f-local-b`" in line]
+    ours = ["`locallip train cifar10-6c2f-local-b`", "71.23 / 65.17 / 54.91", "54.72", "7.7 min (800 epochs), One GPU"]
+    assert [row[2:] for row in found] == [ours] * 3  # it stands in three tables of the paper
+    assert found[0][:2] == ["Local-Lip-B, 6C2F", "70.7 / 64.8 / 54.3"]
+    (waiting,) = [line for line in text.splitlines() if "`locallip train mnist-4c3f-bcp`" in line and "not run" in line]
+    assert waiting.endswith("| — | — | not run (300 epochs) |")
+    assert "| CIFAR-10 | 6C2F | Local-Lip | 69.8 | `cifar10-6c2f-local-b` | 0.578 |" in text
+
+
+def test_the_paper_row_by_row_says_where_a_run_is_another(tmp_path: Path):
+    written(tmp_path, recipe={"epochs": 60, "seed": 3}, evaluation={"images": 500})
+    text = tables.reproducing(tmp_path)
+    assert "| `locallip train cifar10-6c2f-local-b --seed 3`, epochs = 60, 500 test images |" in text
+
+
+def test_parts_of_the_bound_stand_below_each_other_and_a_damaged_file_is_named(tmp_path: Path):
+    assert tables.tightness_tables(tmp_path) == "Nothing has been measured yet."
+    row = {"row": "all parts", "certified": 55.44, "margin": 1.2591, "lipschitz": 11.159, "seconds": 7.26}
+    network = {"network": "mine", "eps": "1/2", "clean": 68.8, "rows": [row]}
+    values = {"about": {"hardware": "One GPU"}, "settings": {"images": 500, "layers": "all"}, "networks": [network]}
+    path = tmp_path / "tightness-cuda.json"
+    path.write_text(json.dumps(values))
+    title, _, head, _, line = tables.tightness_tables(tmp_path).splitlines()
+    assert title == "**mine**, eps 1/2, 500 images (68.8 % right), local norms of all layers, One GPU"
+    assert head == "| Bound | Certified, % | Mean margin | Mean local bound | Seconds |"
+    assert line == "| all parts | 55.4 | 1.259 | 11.16 | 7.3 |"
+    for broken in ("[]", "{", json.dumps(values | {"networks": [{**network, "clean": "most"}]})):
+        path.write_text(broken)
+        with pytest.raises(WrongResult, match=r"tightness-cuda\.json is not a result"):
+            tables.tightness_tables(tmp_path)

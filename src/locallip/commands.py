@@ -24,7 +24,8 @@ HEAD = """# Commands
 
 What `locallip --help` and the help of every subcommand print. This page is made from the command by
 `python -m locallip.commands docs/commands.md`; a test fails where it is behind. The [user guide](guide.md) goes through
-them in the order in which they are needed.
+them in the order in which they are needed; completion, exit codes and `--json` are in
+[the command line](command_line.md).
 """
 
 
