@@ -567,7 +567,7 @@ def test_odd_data_is_shown_as_not_known_and_never_as_proved(opened: Tabs) -> Non
     assert "the estimate is wrong here" in tab.locator("#axis").inner_text()
     assert tab.locator("#radii .amount").nth(1).inner_text() == "not known / not known"
     assert tab.locator("#logits .row.label").count() == 1
-    assert tab.locator("#logits .row").count() == 15  # twelve classes and the axis
+    assert tab.locator("#logits .row").count() == 13  # twelve classes and the axis
     assert "188 other classes" in tab.locator("#logits-note").inner_text()
     tab.select_option("#network", "1")
     assert "nothing to explore" in tab.locator("#nothing").inner_text()

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 import locallip as ll
-from locallip import tables
 from locallip.activations import Box, SortPairs, Varying, clip, relu
 from locallip.bounds import Trace, global_bound, propagate, worst_logits
 from locallip.bounds.bends import Before, bends
@@ -251,12 +250,10 @@ def test_training_does_not_take_the_way_back():
         assert torch.equal(worst_logits(network, trace, y).worst, worst_logits(network, trace, y, slope_steps=0).worst)
 
 
-def test_the_document_shows_what_was_measured(monkeypatch):
+def test_all_parts_of_the_bound_were_measured_and_slopes_certify_no_less(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     import tightness
 
-    text = (ROOT / "docs" / "tightness.md").read_text(encoding="utf-8")
-    assert text == tables.filled(text, tightness.table(ROOT / "results")), "run: python benchmarks/tightness.py --table"
     measured = [json.loads(path.read_text()) for path in (ROOT / "results").glob("tightness-*.json")]
     assert measured
     for values in measured:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 #: Every command with the line that the overview shows of it.
 SUMMARIES = {
-    "demo": "train and certify a small network on digits that come along, and write a report, in about two minutes",
+    "demo": "train and certify a small network on digits that come along, and write a report",
     "certify": "prove for the images of a data set that no small change alters the answer",
     "verify": "repeat some rows of certify and say whether they agree",
     "attack": "try to break a network on the images of a data set",
