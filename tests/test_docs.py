@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import inspect
 import io
 import os
@@ -68,6 +69,7 @@ def rules_restored() -> Iterator[None]:
         rules.MODULE_RULES.update(before)
 
 
+@functools.cache
 def run(document: Path) -> dict[str, Any]:
     """Execute all blocks of a document in one namespace; what is printed must be what the document shows."""
     names: dict[str, Any] = {"__name__": "document"}

@@ -499,7 +499,7 @@ def test_a_run_folder_is_called_by_its_name_from_inside_too(network_file, tmp_pa
     assert read_about(Path("rows.jsonl"))[0].model == "mine"
     assert called(capsys, "verify", "rows.jsonl", "--model", ".")[0] == 0
     code, _, said = called(capsys, "verify", "rows.jsonl")
-    assert code == 1
+    assert code == 2
     assert "rows.jsonl is about mine: say where that is with --model" in said
 
 
@@ -509,13 +509,13 @@ def test_no_room_for_one_image_is_said_in_a_sentence(network_file, capsys, monke
 
     monkeypatch.setattr(Certifier, "__call__", cramped)
     code, _, said = called(capsys, "certify", network_file, "--data", "embedded", "--eps", EPS, "--limit", 1)
-    assert code == 1
-    assert "there is too little memory: try a smaller --batch" in said
+    assert code == 3
+    assert "too little memory: try a smaller --batch" in said
 
 
 def test_rows_about_unknown_data_are_named(certified_rows, tmp_path, capsys):
     about = json.loads((certified_rows / "rows.json").read_text())
     (tmp_path / "rows.json").write_text(json.dumps({**about, "settings": {**about["settings"], "data": "numbers"}}))
     code, _, said = called(capsys, "verify", tmp_path / "rows.jsonl")
-    assert code == 1
+    assert code == 2
     assert "rows.json: there is no data set 'numbers'" in said

@@ -79,6 +79,10 @@ def check_choices(command: Callable[..., Any], args: Sequence[str]) -> None:
         name, equals, value = word.partition("=")
         option = known.get(name.replace("_", "-"))
         if not equals:
-            value = args[place + 1] if place + 1 < len(args) else ""
-        if option is not None and option.choices and value and value not in option.choices:
-            raise WrongOption(f"{name} {value}: choose one of {', '.join(option.choices)}{nearest(value, option.choices)}")
+            if place + 1 == len(args):
+                return  # the parser says what is missing
+            value = args[place + 1]
+        if option is not None and option.choices and value not in option.choices:
+            raise WrongOption(
+                f"{name} {value or repr(value)}: choose one of {', '.join(option.choices)}{nearest(value, option.choices)}"
+            )

@@ -82,7 +82,11 @@ def _again(row: Row, certifier: Certifier, images: ImageSet, settings: Settings,
             fault = _fault(row, found, certifier.global_lipschitz)
             if fault is None:
                 return []
-            if row.verdict == Verdict.ATTACKED and found.verdicts[0] is Verdict.CERTIFIED:
+            attacked = row.verdict == Verdict.ATTACKED
+            chance = attacked or found.guarantee is not Guarantee.DETERMINISTIC
+            if found.predictions[0] != row.prediction or not chance:
+                break  # nothing random is in it, so it would come out the same again
+            if attacked and found.verdicts[0] is Verdict.CERTIFIED:
                 break
     finally:
         certifier.attack_steps = settings.attack_steps
