@@ -300,7 +300,8 @@ def test_several_runs_stand_side_by_side(run_folder, tmp_path):
     assert [card.name for card in page.cards] == ["mine", "mnist-4c3f-local-g"]
     assert "2 networks" in page.title
     figure = certificates(runs[1:]).figures[0]
-    assert f"paper,PGD,{runs[1].paper.pgd}" in figure.csv
+    assert f'"mnist-4c3f-local-g, paper",PGD,{runs[1].paper.pgd}' in figure.csv
+    assert figure.svg.count('<line class="paper"') == 3 + 1  # clean, PGD and estimate, and the legend
 
 
 @pytest.mark.parametrize(

@@ -608,7 +608,7 @@ def test_slider_answers_within_50_ms(opened: Tabs) -> None:
 
 def test_figures_of_runs_are_drawn_inside_their_frames(opened: Tabs) -> None:
     tab = opened("made")
-    assert tab.locator(".drawing svg").count() == 15
+    assert tab.locator(".drawing svg").count() == 17
     outside = tab.locator(".drawing svg").evaluate_all(
         """all => all.flatMap((svg) => {
             const frame = svg.getBoundingClientRect();

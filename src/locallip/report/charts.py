@@ -75,14 +75,15 @@ def bar_chart(
     y_name: str,
     *,
     top: float | None = None,
-    marks: tuple[str, Sequence[float]] | None = None,
+    marks: tuple[str, Sequence[Sequence[float]]] | None = None,
 ) -> str:
-    """Bars in groups, one per series; a value that is not finite has none. `marks` are levels to compare with, by group."""
+    """Bars in groups, one per series; a value that is not finite has none. `marks` has a level to compare each bar with."""
     legend = _legend(
         [(name, k, False) for k, (name, _) in enumerate(series) if len(series) > 1]
         + ([(marks[0], -1, True)] if marks else [])
     )
-    values = [v for _, row in series for v in row] + list(marks[1] if marks else [])
+    levels = marks[1] if marks else []
+    values = [v for row in [*(row for _, row in series), *levels] for v in row]
     x, y = _axes([0.0, float(len(groups))], values, False, top, legend.height)
     parts = _frame(x, y, "", y_name, x_ticks=False)
     width = 0.8 / max(len(series), 1)
@@ -93,9 +94,11 @@ def bar_chart(
                 parts.append(_bar(left, y(value), right - left - min(1.0, (right - left) / 4), y(y.low), k))
     every = max(1, math.ceil(len(groups) * max(map(len, groups), default=1) * LETTER / (x.end - x.begin) * 0.9))
     parts += [_text(x(g + 0.5), y.begin + 18, groups[g], "tick", "middle") for g in range(0, len(groups), every)]
-    for g, value in enumerate(marks[1] if marks else []):
-        if math.isfinite(value):
-            parts.append(f'<line class="paper" x1="{x(g + 0.02)}" x2="{x(g + 0.98)}" y1="{y(value)}" y2="{y(value)}"/>')
+    for k, row in enumerate(levels):
+        for g, value in enumerate(row):
+            if math.isfinite(value):
+                ends = f'x1="{x(g + 0.1 + (k - 0.1) * width)}" x2="{x(g + 0.1 + (k + 1.1) * width)}"'
+                parts.append(f'<line class="paper" {ends} y1="{y(value)}" y2="{y(value)}"/>')
     return _svg(parts + legend.parts)
 
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import mean
 
-from locallip.report.charts import bar_chart
-from locallip.report.figure import table
+from locallip.report.charts import Line, bar_chart, histogram_lines, panels
+from locallip.report.figure import of_lines, table
 from locallip.report.page import Figure, Section
 from locallip.report.runs import Run
 
 
 def convergence(runs: Sequence[Run]) -> Section | None:
     """A figure per run that was explored; None where none was."""
-    figures = [_steps(run, k) for k, run in enumerate(runs)]
+    figures = [figure for k, run in enumerate(runs) for figure in (_steps(run, k), _spread(run, k))]
     found = [figure for figure in figures if figure is not None]
     about = (
         "The paper stops power iteration when its vector moves by at most 0.001 in a step. Lanczos counts as converged when "
@@ -45,3 +45,17 @@ def _steps(run: Run, k: int) -> Figure | None:
     title = f"Steps per layer: {run.name}"
     csv = table(("layer", "method", "image", "steps"), data)
     return Figure(f"steps-{k}", title, see, bar_chart(groups, series, "steps"), csv, f"{title}. {see}")
+
+
+def _spread(run: Run, k: int) -> Figure | None:
+    """A histogram of the steps for each layer."""
+    steps = run.explored.get("steps") or {}
+    power, lanczos = steps.get("power") or [], steps.get("lanczos") or []
+    if not power or not power[0]:
+        return None
+    names = ("power iteration", "Lanczos")
+    layers = [(f"layer {n + 1}", histogram_lines([power[n], lanczos[n]], names, bins=15)) for n in range(len(power))]
+    see = "Images of one layer need about as many steps as each other; layers differ, by the gaps in their spectra."
+    flat = [Line(f"{title} {line.name}", line.x, line.y) for title, lines in layers for line in lines]
+    title = f"Steps of the images, by layer: {run.name}"
+    return of_lines(f"spread-{k}", title, see, panels(layers, "steps", "images, %"), flat, "steps", "per cent")

@@ -29,7 +29,7 @@ TOP = 6.0
 #: Slopes are tried at so many radii of the grid beyond the last one that is proved without.
 TRIED = 2
 #: Images whose norms are followed until they converge.
-FOLLOWED = 6
+FOLLOWED = 12
 #: Images bounded together.
 TOGETHER = 4
 

@@ -35,21 +35,22 @@ def certificates(runs: Sequence[Run]) -> Section | None:
 
 
 def _accuracies(runs: Sequence[Run]) -> Figure | None:
-    """Clean, attacked, estimated and certified, with the paper's row beside them where all runs stand for the same one."""
+    """Clean, attacked, estimated and certified, with the paper's row for each run that stands for one."""
     kinds = (("clean", "clean"), ("pgd", "PGD"), ("estimate", "estimate"), ("certified", "certified"))
     shown = [run for run in runs if run.evaluation]
     if not shown:
         return None
     series = [(run.name, [_figure(run, key) for key, _ in kinds]) for run in shown]
-    row, marks = shown[0].paper, None
-    if row is not None and len({run.paper for run in shown}) == 1:
-        marks = ("paper (what it calls certified is an estimate)", [row.clean, row.pgd, row.certified, math.nan])
+    printed = [_printed(run) for run in shown]
+    known = any(math.isfinite(value) for row in printed for value in row)
+    marks = ("paper's row (what it calls certified is an estimate)", printed) if known else None
     see = "From left to right each can only be lower. The estimate takes norms from below and proves nothing."
     gaps = [_figure(run, "estimate") - _figure(run, "certified") for run in shown]
     if all(math.isfinite(gap) for gap in gaps):
         see += f" Between the two lie {' and '.join(f'{gap:.2f}' for gap in gaps)} points."
     data = [(name, word, value) for name, values in series for (_, word), value in zip(kinds, values, strict=True)]
-    data += [("paper", word, value) for (_, word), value in zip(kinds, marks[1] if marks else [], strict=False)]
+    for run, row in zip(shown, printed, strict=True):
+        data += [(f"{run.name}, paper", word, value) for (_, word), value in zip(kinds, row, strict=True) if value == value]
     csv = table(("run", "accuracy", "per cent"), data)
     svg = bar_chart([word for _, word in kinds], series, "test images, %", top=100, marks=marks)
     title = "Estimate against proof, and the paper"
@@ -178,6 +179,12 @@ def _names(run: Run, found: Certified) -> list[str]:
     names = (run.explored.get("network") or {}).get("classes") or (CIFAR10 if found.settings.data == "cifar10" else ())
     count = max([row.label for row in found.rows], default=0) + 1
     return list(names) if len(names) >= count else [str(n) for n in range(count)]
+
+
+def _printed(run: Run) -> list[float]:
+    """The paper's accuracies of a run: clean, PGD, and what it calls certified, which is an estimate; none is a proof."""
+    row = run.paper
+    return [math.nan] * 4 if row is None else [row.clean, row.pgd, row.certified, math.nan]
 
 
 def _figure(run: Run, key: str) -> float:
