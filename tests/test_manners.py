@@ -237,8 +237,9 @@ def test_lists_as_json(command, name):
         assert len(found["runs"]) == len(list((ROOT / "results" / "runs").glob("*.json")))
 
 
-def test_demo_as_json(command):
-    code, out, err = command("demo", "--json", "--epochs", "1", "--images", "64", "--limit", "4", "--eps", "0.1")
+def test_demo_as_json(command, tmp_path):
+    few = ("--epochs", "1", "--images", "64", "--limit", "4", "--eps", "0.1")
+    code, out, err = command("demo", "--json", *few, "--page", tmp_path / "page.html")
     assert code == 0
     found = json.loads(out)
     assert found["images"] == sum(found["verdicts"].values()) == 4
