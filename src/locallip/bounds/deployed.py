@@ -55,9 +55,16 @@ def _vanished(op: LinearOp, value: Tensor, tiny: float) -> Tensor:
     """What products and weights below `tiny` can take from W z in all, for |z| at most `value`, (B, *out_shape)."""
     if isinstance(op, Compose):
         between = op.inner.apply_abs(value)
-        return op.outer.apply_abs(_vanished(op.inner, value, tiny)) + _vanished(op.outer, between, tiny)
+        lost = op.outer.apply_abs(_vanished(op.inner, value, tiny)) + _vanished(op.outer, between, tiny)
+        # Batch norm may multiply its two factors first.
+        return lost + _vanished_products(op, value, tiny) if op.single_entry_rows else lost
     if isinstance(op, Sum):
         return total([_vanished(part, value, tiny) for part in op.parts]) + len(op.parts) * tiny
+    return _vanished_products(op, value, tiny)
+
+
+def _vanished_products(op: LinearOp, value: Tensor, tiny: float) -> Tensor:
+    """The same where entries of the matrix itself meet z."""
     most = value.flatten(1).amax(1).reshape(-1, *[1] * len(op.out_shape))
     return ((op.fan_in + 8) * tiny * (1 + most)).expand(-1, *op.out_shape)
 

@@ -12,7 +12,7 @@ from locallip.bounds.pullback import Pullback
 from locallip.bounds.support import corner, scaled_box, support
 from locallip.network import Network
 from locallip.ops import LinearOp
-from locallip.rounding import FLOOR, gamma, up
+from locallip.rounding import FLOOR, floored, gamma, up
 
 MarginForm = Literal["box_ball", "box", "ball", "lmt"]
 #: Steps of the search for slopes, where a certificate needs it: more add little.
@@ -115,8 +115,8 @@ def _rise(op: LinearOp, region: Region, y: Tensor, form: MarginForm, steps: int,
         value = support(direction, lower[:, None], upper[:, None], radius, steps, slack)
     if not outward:
         return value
-    # What the rounding of the rows themselves can add, over the whole box.
+    # What the rounding of the rows themselves can add, over the whole box; no width vanishes on its way through W.
     reach = torch.maximum(-region.box.lower + region.center, region.box.upper - region.center)
     reach = up(reach.clamp(min=0) + (0.0 if region.error is None else region.error))
-    lost = gamma(op.roundings + 8, like.dtype) * up(op.apply_abs(reach), op.fan_in + 8)
+    lost = gamma(op.roundings + 8, like.dtype) * up(op.apply_abs(floored(reach, reach > 0)), op.fan_in + 8)
     return value + lost + lost.gather(1, y[:, None])

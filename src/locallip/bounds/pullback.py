@@ -19,8 +19,8 @@ from locallip.bounds.bends import Bend, bends
 from locallip.bounds.propagate import Region, Trace
 from locallip.bounds.support import scaled_box, support
 from locallip.network import Network
-from locallip.ops import LinearOp
-from locallip.rounding import gamma, up
+from locallip.ops import Compose, LinearOp, Sum
+from locallip.rounding import floored, gamma, up
 
 #: First slopes as a share of the middle ones, and the length of steps, which shrinks to a tenth.
 START, RATE = 0.5, 0.08
@@ -28,7 +28,7 @@ START, RATE = 0.5, 0.08
 ROUGH, FINE = 3, 12
 #: Numbers in one tensor of the search; what is looked at together is limited by it.
 TOGETHER = {"cpu": 2**23, "cuda": 2**26}
-#: Products that underflow lose less than this times the widths they meet, whatever their number.
+#: Products that underflow lose less than this times the widths they meet (`_met`), whatever their number.
 DUST = 1e-290
 
 
@@ -41,6 +41,7 @@ class _Stage:
     width: Tensor
     error: Tensor
     spread: dict[int, Tensor]
+    met: dict[int, Tensor]
 
 
 class Pullback:
@@ -50,7 +51,7 @@ class Pullback:
         self.regions, self.last = trace.regions, network.stages[-1]
         self.widths = [_width(region) for region in trace.regions]
         self.stages: dict[int, _Stage] = {}
-        self.spread = self._spread(self.last.terms)
+        self.spread, self.met = self._spread(self.last.terms), self._met(self.last.terms)
         reached = set(self.last.terms)
         for k in range(len(trace.before), 0, -1):
             stage, before, near = network.stages[k - 1], trace.before[k - 1], depth is None or len(trace.before) - k < depth
@@ -59,12 +60,18 @@ class Pullback:
             found = bends(stage.activation, before)
             if found is not None:
                 width = up(torch.maximum(before.box.upper - before.center, before.center - before.box.lower).clamp(min=0))
-                self.stages[k] = _Stage(found, stage.terms, width, before.error, self._spread(stage.terms))
+                spread, met = self._spread(stage.terms), self._met(stage.terms)
+                self.stages[k] = _Stage(found, stage.terms, width, before.error, spread, met)
                 reached.update(stage.terms)
 
     def _spread(self, terms: Mapping[int, LinearOp]) -> dict[int, Tensor]:
-        """|W| |z' - c| or larger, by source."""
-        return {source: up(op.apply_abs(self.widths[source]), op.fan_in + 8) for source, op in terms.items()}
+        """|W| |z' - c| or larger, by source; what is not zero stays so on the way through W."""
+        widths = {source: floored(self.widths[source], self.widths[source] > 0) for source in terms}
+        return {source: up(op.apply_abs(widths[source]), op.fan_in + 8) for source, op in terms.items()}
+
+    def _met(self, terms: Mapping[int, LinearOp]) -> dict[int, Tensor]:
+        """The widths that products on the way back through W meet, by source; (B,)."""
+        return {source: _met(op, self.widths[source]) for source, op in terms.items()}
 
     @property
     def units(self) -> int:
@@ -103,6 +110,7 @@ class _Pass:
                 both = of.spread[source].flatten(1)[samples]
                 share = both.gather(1, classes[:, None]) + both.gather(1, labels[:, None])
                 self.lost = self.lost + gamma(op.roundings + 8 + len(of.regions), dtype) * share[:, 0]
+                self.lost = self.lost + DUST * of.met[source][samples]
         ends = [k for k in range(len(of.regions)) if k not in of.stages]
         self.ends = {k: self._end(of.regions[k]) for k in ends}
 
@@ -171,7 +179,7 @@ class _Pass:
         for source, op in stage.terms.items():
             spread = stage.spread[source].flatten(1)[self.samples]
             cost = cost + _sum((gamma(op.roundings + 8 + len(self.of.regions), self.dtype) * g.abs()) * spread)
-            cost = cost + DUST * _sum(self.of.widths[source].flatten(1)[self.samples])
+            cost = cost + DUST * stage.met[source][self.samples]
         return cost
 
     def _over(self, g: Tensor, k: int) -> Tensor:
@@ -230,6 +238,18 @@ def _width(region: Region) -> Tensor:
     """|z' - c| or larger, (B, *shape)."""
     width = torch.maximum(region.box.upper - region.center, region.center - region.box.lower).clamp(min=0)
     return up(width + (0.0 if region.error is None else region.error))
+
+
+def _met(op: LinearOp, width: Tensor) -> Tensor:
+    """sum |v' - v| over the inputs v of every map that W is made of, for |z' - c| <= width; (B,).
+
+    What a product loses by underflow between two maps is made larger by the weights of the one before, as v' - v is.
+    """
+    if isinstance(op, Compose):
+        return _met(op.inner, width) + _met(op.outer, op.inner.apply_abs(width))
+    if isinstance(op, Sum):
+        return torch.stack([_met(part, width) for part in op.parts]).sum(0)
+    return _sum(width.flatten(1))
 
 
 def _sum(terms: Tensor) -> Tensor:

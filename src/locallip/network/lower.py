@@ -44,8 +44,13 @@ class _Form:
     def plus(self, other: _Form) -> _Form:
         terms = dict(self.terms)
         for source, op in other.terms.items():
-            terms[source] = Sum([terms[source], op]) if source in terms else op
+            terms[source] = _sum(terms[source], op) if source in terms else op
         return _Form(self.shape, terms, Offset(self.offset.parts + other.offset.parts), {**self.names, **other.names})
+
+
+def _sum(first: LinearOp, second: LinearOp) -> Sum:
+    """One sum of all summands so far, or hundreds of additions would be sums within sums."""
+    return Sum([*(first.parts if isinstance(first, Sum) else [first]), second])
 
 
 class _Tracer(fx.Tracer):

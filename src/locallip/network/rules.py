@@ -155,6 +155,9 @@ def _batch_norm(module: nn.BatchNorm2d, in_shape: torch.Size, like: Tensor) -> A
         raise Refused("batch norm without running statistics mixes the samples of a batch; keep them")
     if bool((module.running_var < 0).any()):  # var + eps may cancel, and float32 has another eps
         raise Refused("batch norm with a negative running variance has no rule; a variance is at least 0")
+    spread, info = module.running_var.double() + module.eps, torch.finfo(torch.float32)
+    if not bool(((spread >= info.tiny) & (spread <= info.max)).all()):  # where float32 has lost its digits or overflows
+        raise Refused(f"batch norm with a variance + eps outside {info.tiny:.1e} ... {info.max:.1e} has no rule; rescale it")
     shape = (-1, *[1] * (len(in_shape) - 1))
 
     def inverse(dtype: torch.dtype) -> Tensor:
