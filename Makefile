@@ -18,6 +18,7 @@ demo: $(VENV)/.cli  ## train a small network, certify test images: under three m
 
 docs: $(VENV)/.dev  ## build the documentation into site/, where a dead link is an error
 	NO_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --quiet --strict
+	@echo 'site/index.html; for its search: $(BIN)/python -m http.server -d site'
 
 test: $(VENV)/.dev  ## lint, types, import contracts and tests, which build the documentation too
 	$(BIN)/ruff check

@@ -1,7 +1,7 @@
 """Certify a network of one's own: a residual network with an average pool, trained as usual on handwritten digits.
 
 Nothing here knows of Lipschitz bounds until the last lines: any model made of supported layers can stand in its place.
-Runs in seconds on a CPU; the images come with the package.
+Runs in half a minute on a CPU; the images come with the package.
 """
 
 from __future__ import annotations

@@ -106,6 +106,7 @@ def main() -> None:
     print(
         f"{NETWORK}, test image {args.image}: label {label}, its lead at the image {lead:.2f}; on the ball of {args.eps:g}:"
     )
+    print(f"radii are tried in steps, up to {args.eps:g} for proofs; a row may reach further than it says")
     print(f"{'':24}{'Lipschitz':>12}{'lead':>12}{'safe radius':>14}")
 
     eps = args.eps * PROVED

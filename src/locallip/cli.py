@@ -141,7 +141,7 @@ def completion(shell: Literal["bash", "zsh", "fish"], /) -> None:
     """Print a script that completes commands, options, choices and the names of networks and recipes in a shell.
 
     For example:
-      locallip completion bash > ~/.local/share/bash-completion/completions/locallip
+      locallip completion bash > ~/.locallip-completion    and `source ~/.locallip-completion` in ~/.bashrc
       locallip completion zsh > ~/.zsh/_locallip    with fpath+=~/.zsh before compinit in ~/.zshrc
       locallip completion fish > ~/.config/fish/completions/locallip.fish
 

@@ -35,7 +35,9 @@ from locallip.zoo import load_model
 Say = Callable[..., None]
 #: Images of the report's explorer.
 EXPLORED = 16
-NEXT_STEPS = """  Your own network:  import locallip as ll; print(ll.certify(model, x, y, eps=0.5))
+NEXT_STEPS = """  In a clone the command is .venv/bin/locallip, or locallip after `. .venv/bin/activate`.
+  Your own network:  import locallip as ll; print(ll.certify(model, x, y, eps=0.5))
+  Step by step:      docs/guide.md: train, certify, verify, attack, audit, report
   Another radius:    locallip demo --eps 1.0 --epochs 30, some minutes     (all options: locallip demo --help)"""
 
 
@@ -109,7 +111,7 @@ def _write_page(folder: Path, model: nn.Module, test: ImageSet, eps: str, rows: 
         say("  There is none without the extra 'report': pip install 'locallip[report]', or '.[report]' in a clone")
         return
     say(f"  Looking into {EXPLORED} images for it ...")
-    values = Explorer(model, test, eps).run(chosen(EXPLORED, len(test), rows), {row.index: row for row in rows})
+    values = Explorer(model, test, eps, radii=True).run(chosen(EXPLORED, len(test), rows), {row.index: row for row in rows})
     write_atomically(folder / EXPLORER_FILE, (json.dumps(values) + "\n").encode())
     about = write_report([read_run(str(folder))], page)
     say(f"  {page.resolve()} ({about}): open it in a browser", "bold")

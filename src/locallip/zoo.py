@@ -59,8 +59,8 @@ LARGEST_SIDE = 2**16
 def save_model(path: str | Path, model: nn.Module, about: Mapping[str, Any], dtype: torch.dtype | None = None) -> None:
     """Write the weights and `about` to a safetensors file, whole or not at all.
 
-    `about` needs architecture, activation, input_shape and classes. `dtype` (float16 or bfloat16) rounds the weights for
-    storage: then it is the loaded network that should be certified, not this one.
+    `about` needs architecture (one that `build_model` knows), activation, input_shape and classes. `dtype` (float16 or
+    bfloat16) rounds the weights for storage: then it is the loaded network that should be certified, not this one.
     """
     path = Path(path)
     if dtype not in (None, *STORED):

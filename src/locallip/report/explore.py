@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from locallip.bounds import Trace
-from locallip.certify import Verdict
+from locallip.certify import Verdict, certified_radius
 from locallip.certify.inputs import as_eps
 from locallip.certify.prover import LocalLayers, Prover, fingerprint
 from locallip.data import ImageSet
@@ -36,7 +36,10 @@ TOGETHER = 4
 
 @dataclass(frozen=True)
 class Explorer:
-    """Bounds of chosen images of a data set at every radius of the grid; `local` are the layers with norms per image."""
+    """Bounds of chosen images of a data set at every radius of the grid; `local` are the layers with norms per image.
+
+    `radii` looks for the largest radius of images that no certificate gives one; without, it is the largest of the grid.
+    """
 
     model: nn.Module
     images: ImageSet
@@ -46,6 +49,7 @@ class Explorer:
     seed: int = 0
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     say: Callable[[str], None] = field(default=lambda line: None)
+    radii: bool = False
 
     def run(self, places: Sequence[int], rows: Mapping[int, Row]) -> dict[str, Any]:
         """The values for these images; verdicts and radii are those of `rows` where an image has one."""
@@ -108,6 +112,7 @@ class Explorer:
         slopes.append(trace.lipschitz.reshape(count, size))
         kept = [(varying.outputs > 0).reshape(count, size, *varying.outputs.shape[1:]) for varying in trace.varying]
         exact = copy.deepcopy(self.model).double()
+        far = self._radii(x, y, [rows.get(int(place)) for place in places])
         attack = nearest(exact, x, y, TOP * float(grid[GRID.index(1.0)]), self.seed)
         found = []
         for k, place in enumerate(places):
@@ -126,7 +131,18 @@ class Explorer:
                 "maps": _bytes(torch.cat([_map(units[k]).flatten() for units in kept])) if kept else "",
             }
             image |= _adversary(exact, x[k], attack.point[k], float(attack.distance[k]), right)
-            found.append(image | _verdict(image, grid, rows.get(int(place))))
+            found.append(image | _verdict(image, grid, rows.get(int(place)), far[k]))
+        return found
+
+    def _radii(self, x: Tensor, y: Tensor, rows: Sequence[Row | None]) -> list[float | None]:
+        """Certified radii of the images whose row has none, where they are wanted; None for the others."""
+        wanted = [k for k, row in enumerate(rows) if self.radii and (row is None or row.radius is None)]
+        found: list[float | None] = [None] * len(rows)
+        if wanted:
+            # Other random numbers than those of the grid: each proof has its own.
+            again = certified_radius(self.model, x[wanted], y[wanted], guarantee=self.guarantee, seed=self.seed + 1)
+            for k, radius in zip(wanted, again, strict=True):
+                found[k] = float(radius)
         return found
 
     def _steps(self, prover: Prover, places: Sequence[int]) -> dict[str, Any]:
@@ -185,14 +201,15 @@ def _adversary(exact: nn.Module, x: Tensor, point: Tensor, distance: float, righ
     return {"attacked": away, "adversary": {"class": lost_to, "distance": away, "difference": _bytes(code), "scale": scale}}
 
 
-def _verdict(image: Mapping[str, Any], grid: Tensor, row: Row | None) -> dict[str, Any]:
-    """Verdict and radius of a certificate where there is one, else what the grid itself shows."""
+def _verdict(image: Mapping[str, Any], grid: Tensor, row: Row | None, far: float | None) -> dict[str, Any]:
+    """Verdict and radius of a certificate where there is one, else of the search here; `tried`: at radii of the grid only."""
     proved = [float(r) for r, margin in zip(grid, image["margin"], strict=True) if margin > 0]
     right = image["prediction"] == image["label"]
-    radius = _down(max(proved), 9) if right and proved else None
+    radius = _down(max([*proved, far or 0.0]), 9) if right and (proved or far) else None
+    tried = far is None and radius is not None
     if row is not None:
         known = row.radius if row.radius is not None else radius
-        return {"verdict": row.verdict, "decided_by": row.decided_by, "radius": known}
+        return {"verdict": row.verdict, "decided_by": row.decided_by, "radius": known, "tried": tried and row.radius is None}
     eps, attacked = float(grid[GRID.index(1.0)]), image["attacked"]
     if not right:
         verdict = Verdict.MISCLASSIFIED
@@ -200,7 +217,7 @@ def _verdict(image: Mapping[str, Any], grid: Tensor, row: Row | None) -> dict[st
         verdict = Verdict.CERTIFIED
     else:
         verdict = Verdict.ATTACKED if attacked is not None and attacked <= eps else Verdict.UNKNOWN
-    return {"verdict": str(verdict), "decided_by": "exploration", "radius": radius}
+    return {"verdict": str(verdict), "decided_by": "exploration", "radius": radius, "tried": tried}
 
 
 def _bytes(values: Tensor) -> str:

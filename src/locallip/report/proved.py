@@ -44,16 +44,18 @@ def _accuracies(runs: Sequence[Run]) -> Figure | None:
     printed = [_printed(run) for run in shown]
     known = any(math.isfinite(value) for row in printed for value in row)
     marks = ("paper's row (what it calls certified is an estimate)", printed) if known else None
-    see = "From left to right each can only be lower. The estimate takes norms from below and proves nothing."
+    first = shown[0].evaluation
+    see = f"The evaluation behind training: {first.get('images', '')} test images, PGD with {first.get('pgd_steps')} steps. "
+    see += "From left to right each can only be lower; the estimate takes norms from below and proves nothing."
     gaps = [_figure(run, "estimate") - _figure(run, "certified") for run in shown]
     if all(math.isfinite(gap) for gap in gaps):
-        see += f" Between the two lie {' and '.join(f'{gap:.2f}' for gap in gaps)} points."
+        see += f" Between estimate and proof lie {' and '.join(f'{gap:.2f}' for gap in gaps)} points."
     data = [(name, word, value) for name, values in series for (_, word), value in zip(kinds, values, strict=True)]
     for run, row in zip(shown, printed, strict=True):
         data += [(f"{run.name}, paper", word, value) for (_, word), value in zip(kinds, row, strict=True) if value == value]
     csv = table(("run", "accuracy", "per cent"), data)
     svg = bar_chart([word for _, word in kinds], series, "test images, %", top=100, marks=marks)
-    title = "Estimate against proof, and the paper"
+    title = "Estimate against proof" + (", and the paper" if marks else "")
     return Figure("accuracies", title, see, svg, csv, f"{title}. {see}")
 
 
@@ -68,6 +70,8 @@ def _over_eps(runs: Sequence[Run]) -> Figure | None:
     if not any(len(line.x) > 1 for line in lines):
         return None
     see = "Between the two curves lies what is neither proved nor broken; the closer they are, the more is known."
+    if any(run.explored and run.proofs for run in runs):
+        see += " Explored images are chosen by verdict, so each counts for its share of all images with that verdict."
     svg = line_chart(lines, "eps (l2)", "test images, %", top=100)
     return of_lines("over-eps", "Accuracy over eps, proved and attacked", see, svg, lines, "eps", "per cent")
 

@@ -44,7 +44,7 @@ def _bounds(runs: Sequence[Run]) -> Figure | None:
     ratios = [_last(run, "global_bound") / _last(run, "local_bound") for run in runs if _last(run, "local_bound")]
     if ratios:
         see += f" At the end it is {' and '.join(f'{ratio:.2g}' for ratio in ratios)} times smaller."
-    svg = line_chart(lines, "epoch", "Lipschitz bound", log=True)
+    svg = line_chart(lines, "epoch", "Lipschitz bound, logarithmic", log=True)
     return of_lines("lipschitz", "Lipschitz bound over training", see, svg, lines, "epoch", "bound")
 
 

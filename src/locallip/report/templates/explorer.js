@@ -181,7 +181,7 @@ function buildAxis(image) {
   const mark = (kind, text, value) => make("li", {}, make("span", { className: `mark ${kind}` }), `${text} `, value);
   const value = (text) => make("b", {}, text);
   const marks = [mark("here", "chosen radius", reading), mark("eps", `eps, ${network.eps_text} =`, value(number(eps)))];
-  if (radius) marks.unshift(mark("safe", radiusWords(), value(proved(radius))));
+  if (radius) marks.unshift(mark("safe", `${radiusWords()}${image.tried ? ", at least" : ""}`, value(proved(radius))));
   if (attacked !== null) marks.push(mark("attacked", "attack succeeds at", value(number(attacked))));
   if (open) marks.push(mark("gap", "neither proved nor broken", ""));
   byId("axis").replaceChildren(
@@ -199,7 +199,8 @@ function explain(image, wrong) {
   const { radius, attacked } = image;
   if (wrong) return "The image is classified wrongly as it is, so there is nothing to certify.";
   const safe = radius
-    ? `${isProof() ? "Certified" : "Estimated to be safe (no proof)"} up to ${proved(radius)}.`
+    ? `${isProof() ? "Certified" : "Estimated to be safe (no proof)"} up to ${proved(radius)}${image.tried
+      ? " at least: only the radii of the slider were tried" : ""}.`
     : `No radius is ${isProof() ? "certified" : "estimated to be safe"}.`;
   if (attacked === null) return `${safe} No attack succeeded at any distance tried; what lies beyond is open.`;
   if (radius && attacked <= radius) {
@@ -404,6 +405,7 @@ function fillGallery() {
   byId("gallery").hidden = !shown.length;
   byId("keys").textContent = shown.length ? "Click an image, or move through them with the arrow keys."
     : "No image passes these filters.";
+  if (chosen && shown.length && !shown.includes(chosen)) choose(shown[0]);
   if (shown.length) byId("gallery").children[Math.max(shown.indexOf(chosen), 0)].tabIndex = 0;
 }
 
