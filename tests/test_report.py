@@ -133,6 +133,19 @@ def test_verdicts_and_radii_of_certificates_come_first():
         assert (image["verdict"], image["decided_by"], image["radius"]) == (row.verdict, row.decided_by, row.radius)
 
 
+def test_a_radius_of_the_grid_says_so_and_a_searched_one_is_no_smaller(explored):
+    tried = explored["network"]["images"][:3]
+    searched = Explorer(Tiny().eval(), pictures(), EPS, "deterministic", "all", radii=True).run(range(3), {})["network"][
+        "images"
+    ]
+    for coarse, fine in zip(tried, searched, strict=True):
+        assert coarse["tried"] == (coarse["radius"] is not None)
+        assert not fine["tried"]
+        assert (fine["radius"] or 0.0) >= (coarse["radius"] or 0.0)
+        assert fine["adversary"] is None or fine["attacked"] > fine["radius"]
+    assert any((fine["radius"] or 0.0) > (coarse["radius"] or 0.0) for coarse, fine in zip(tried, searched, strict=True))
+
+
 def test_half_of_the_chosen_images_are_the_first_ones_and_no_verdict_is_left_out():
     def row(index: int, verdict: str) -> Row:
         return Row(index, 0, 0, verdict, "attack", "deterministic", 0.0, 0.5, None, None, None, 0.0)

@@ -29,6 +29,8 @@ from tests.report_data import CLASSES, EPS, GRID, HOSTILE, LAYERS, figure, netwo
 PLATE = np.array([18, 21, 27])[:, None, None]  # the colour of a map where nothing can change
 AT_EPS = GRID.index(EPS)
 NETWORKS = [network(images=16), network("mnist-like", 4, (1, 28, 28))]
+TRIED = next(image for image in reversed(NETWORKS[0]["images"]) if image["radius"])
+TRIED["tried"] = True  # its radius is the largest of the grid's that is proved
 SMALL = page({"networks": NETWORKS})
 FULL = page({"networks": [network()]})  # as many images as a report shows
 
@@ -435,6 +437,21 @@ def test_gallery_is_sorted_and_filtered_as_the_data_says(opened: Tabs) -> None:
     assert shown_order(tab) == []
     assert tab.locator("#keys").inner_text() == "No image passes these filters."
     assert tab.locator("#detail").is_visible()
+
+
+def test_a_filter_that_drops_the_chosen_image_chooses_one_that_is_shown(opened: Tabs) -> None:
+    tab = opened()
+    choose(tab, by_verdict("CERTIFIED"))
+    tab.select_option("#verdict", "ATTACKED")
+    assert tab.locator("#who").text_content().startswith(f"Image {shown_order(tab)[0]}:")
+    assert tab.locator(".thumb[aria-selected=true]").count() == 1
+
+
+def test_a_radius_that_was_tried_in_steps_is_called_a_lower_bound(opened: Tabs) -> None:
+    tab = opened()
+    for image in (by_verdict("CERTIFIED"), TRIED):
+        choose(tab, image)
+        assert tab.locator("#axis").text_content().count("at least") == (2 if image is TRIED else 0)
 
 
 def test_keyboard_chooses_images_and_moves_the_radius(opened: Tabs) -> None:

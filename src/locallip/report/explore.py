@@ -202,7 +202,7 @@ def _adversary(exact: nn.Module, x: Tensor, point: Tensor, distance: float, righ
 
 
 def _verdict(image: Mapping[str, Any], grid: Tensor, row: Row | None, far: float | None) -> dict[str, Any]:
-    """Verdict and radius of a certificate where there is one, else of the search here; `tried`: at radii of the grid only."""
+    """Verdict and radius of a certificate where there is one, else of this search; `tried`: at radii of the grid only."""
     proved = [float(r) for r, margin in zip(grid, image["margin"], strict=True) if margin > 0]
     right = image["prediction"] == image["label"]
     radius = _down(max([*proved, far or 0.0]), 9) if right and (proved or far) else None
