@@ -50,6 +50,16 @@ def test_weights_that_flushing_hides_are_refused(flushing: None) -> None:
         ll.certify(model, tensor([[1.0]]), torch.tensor([1]), 0.0)
 
 
+def test_float32_inputs_and_radii_that_flushing_hides(flushing: None) -> None:
+    """1e-40 becomes 0 on the way to float64. Catches: as_batch and as_eps without small_numbers_kept."""
+    model = nn.Sequential(linear([[1e40], [0.0]], [0.0, 0.5]))
+    small, nothing = torch.tensor([[71362]], dtype=torch.int32).view(torch.float32), torch.zeros(1, 1)  # 1e-40, unrounded
+    for x, eps in ((small, 0.0), (small, 1e-60), (nothing, small[0]), (nothing, 1e-40)):
+        found = ll.certify(model, x, torch.tensor([1]), eps, guarantee="deterministic", attack_steps=0)
+        assert not found.certified.any()
+    assert ll.certify(model, nothing, torch.tensor([1]), 1e-41, guarantee="deterministic").certified.all()
+
+
 class Shifted(nn.Module):
     """logits (large * (w x + alpha * shift), 0) + bias."""
 

@@ -1,4 +1,4 @@
-"""Switches of torch that change what a number is: autocast, TF32, flushing, gradients, inference mode. Here they are held still."""
+"""Switches of torch that change what a number is: autocast, TF32, flushing, gradients, inference mode. Held still."""
 
 from __future__ import annotations
 
