@@ -1,7 +1,8 @@
-"""Switches of torch that change what a number is: autocast, TF32, gradients, inference mode. Here they are held still."""
+"""Switches of torch that change what a number is: autocast, TF32, flushing, gradients, inference mode. Held still."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,9 +12,32 @@ import torch
 
 @contextmanager
 def exact_arithmetic() -> Iterator[None]:
-    """No gradients unless asked for, no autocast, no TF32: what is computed inside has the dtype it is written in."""
-    with torch.inference_mode(False), torch.no_grad(), autocast_off(), tf32_off():
+    """No gradients unless asked for, no autocast, no TF32, no flushing: what is computed has the dtype it is written in."""
+    with torch.inference_mode(False), torch.no_grad(), autocast_off(), tf32_off(), small_numbers_kept():
         yield
+
+
+@contextmanager
+def small_numbers_kept() -> Iterator[None]:
+    """Numbers below 2e-308 are not taken for 0 (torch.set_flush_denormal); the caller's setting comes back."""
+    flushed = sys.float_info.min / 2 == 0  # torch does not say what was set
+    if flushed:
+        torch.set_flush_denormal(False)
+    try:
+        yield
+    finally:
+        if flushed:
+            torch.set_flush_denormal(True)
+
+
+def check_small_numbers(device: torch.device) -> None:
+    """Refuse where other threads of torch, which have settings of their own, still take them for 0."""
+    small = torch.full((2**17,), sys.float_info.min, dtype=torch.float64, device=device) / 2
+    if bool((small == 0).any()):
+        raise RuntimeError(
+            "numbers below 2e-308 are taken for 0 (torch.set_flush_denormal), which no proof allows for; leave it off from "
+            "the start of the program"
+        )
 
 
 @contextmanager

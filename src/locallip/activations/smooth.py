@@ -96,7 +96,7 @@ class Softplus(Increasing):
                 f"Softplus with threshold={threshold} jumps by {torch.tensor(-threshold).exp().log1p() / beta:.1e} at "
                 "the threshold, so it has no Lipschitz constant; use threshold >= 20"
             )
-        self.beta = beta
+        self.beta, self.threshold = beta, threshold
 
     def __call__(self, z: Tensor) -> Tensor:
         return torch.logaddexp(z * self.beta, torch.zeros_like(z)) / self.beta

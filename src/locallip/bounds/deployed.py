@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from locallip.activations import Box
+from locallip.activations import Box, Softplus
 from locallip.bounds.propagate import Trace
 from locallip.network import Network
 from locallip.ops import Compose, LinearOp, Sum, total
@@ -23,6 +23,8 @@ from locallip.rounding import gamma, up
 OF_ACTIVATION = 32
 #: Nothing may come nearer to overflow than this, so that no order of sums and no step inside a layer overflows either.
 ROOM = 2.0**-20
+#: Below its threshold Softplus takes e^(beta z), and e^89 is infinite in float32.
+SOFTPLUS_THRESHOLD = 80
 
 
 def deployed_error(network: Network, trace: Trace, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -47,6 +49,8 @@ def deployed_error(network: Network, trace: Trace, dtype: torch.dtype = torch.fl
             return torch.where((peak < ROOM * info.max)[:, None], error, float("inf"))
         after = trace.regions[index + 1]
         rounding = gamma(OF_ACTIVATION, dtype) * _largest(after.box) + info.tiny
+        if isinstance(stage.activation, Softplus) and stage.activation.threshold > SOFTPLUS_THRESHOLD:
+            rounding = torch.full_like(rounding, float("inf"))
         errors.append(up(stage.activation.spread(error) + rounding))
     raise AssertionError("the last stage has no activation")
 

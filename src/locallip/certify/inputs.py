@@ -12,6 +12,7 @@ from fractions import Fraction
 import torch
 from torch import Tensor, nn
 
+from locallip.arithmetic import small_numbers_kept
 from locallip.network import Network
 
 #: log10 of the smallest entry of an operator whose squares and products with widths stay clear of underflow in float64;
@@ -27,6 +28,7 @@ _EXPONENT = re.compile(r"[eE]([-+]?[\d_]*\d)\s*$")
 Eps = float | str | Fraction | Sequence[float] | Tensor
 
 
+@small_numbers_kept()
 def as_eps(eps: Eps, batch: int, device: torch.device) -> Tensor:
     """The radii as float64 (batch,), never below the number meant: "36/255" is rounded up."""
     if isinstance(eps, (str, numbers.Real, Decimal)):
@@ -65,6 +67,7 @@ def _scalar(eps: object) -> float:
     return nearest if Fraction(nearest) >= exact else math.nextafter(nearest, math.inf)
 
 
+@small_numbers_kept()
 def as_batch(x: object, model: nn.Module, input_domain: tuple[float, float] | None) -> Tensor:
     """The samples in float64 on the model's device; shape is checked when the network is lowered."""
     check_model(model)

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from locallip.arithmetic import exact_arithmetic
+from locallip.arithmetic import check_small_numbers, exact_arithmetic
 from locallip.attacks import margins
 from locallip.bounds import (
     CeilingNorm,
@@ -82,8 +82,10 @@ class Prover:
         check_model(model)
         check_shape(input_shape)
         self.network: Network = lower(model, input_shape)
-        if self.guarantee is not Guarantee.ESTIMATE:
-            check_scale(self.network)
+        with exact_arithmetic():
+            check_small_numbers(device or next((p.device for p in model.parameters()), torch.device("cpu")))
+            if self.guarantee is not Guarantee.ESTIMATE:
+                check_scale(self.network)
         check_numbers(failure_prob, power_steps, seed)
         self._per_norm, self._power_steps = failure_prob / (self.network.num_norms * (1 + probes)), power_steps
         self.rule = _rule(self.guarantee, self.network, self._per_norm, power_steps, seed)
@@ -205,7 +207,8 @@ def _closer(rule: NormRule) -> NormRule:
 def fingerprint(model: nn.Module) -> str:
     """SHA-256 of the names, shapes, dtypes and values of all parameters and buffers."""
     digest = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
+    stored = {**dict(model.named_buffers()), **model.state_dict()}  # buffers that are not saved belong to the network too
+    for name, tensor in sorted(stored.items()):
         if not isinstance(tensor, Tensor):  # extra state of a module
             digest.update(f"{name} {tensor!r}\n".encode())
             continue

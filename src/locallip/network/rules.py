@@ -227,6 +227,8 @@ def scale(factor: Tensor | float, in_shape: torch.Size, like: Tensor) -> Affine:
 def shift(summand: Tensor | float, sign: float, in_shape: torch.Size, like: Tensor) -> Affine:
     """Addition (sign 1) or subtraction (sign -1) of a number or a stored tensor."""
     value = _per_sample(_stored(summand, like), in_shape)
+    if bool(((sign * value.double() == 0) & (value != 0) & (sign != 0)).any()):
+        raise Refused(f"alpha={sign:g} times a number that is added vanishes in float64; multiply them beforehand")
     return Affine(Identity(in_shape), lambda dtype: sign * value.to(dtype))
 
 
