@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import locallip as ll
-from locallip.certify import Certifier
+from locallip.certify import Certifier, RadiusFinder
 from locallip.network import UnsupportedLayer
 from tests.test_attacker import linear, tensor
 
@@ -125,3 +125,19 @@ def test_softplus_that_float32_cannot_hold(threshold: float, kept: bool) -> None
     found = ll.certify(model, x, torch.tensor([1]), 0.1, guarantee="deterministic", deployed_dtype="float32")
     assert found.certified.tolist() == [kept]
     assert ll.certify(model, x, torch.tensor([1]), 0.1, guarantee="deterministic").certified.all()
+
+
+@pytest.mark.parametrize("kind", [Certifier, RadiusFinder])
+def test_a_number_of_a_layer_that_changes_behind_its_norms_is_noticed(kind) -> None:
+    """Without plain attributes in `state_of`, norms of eps = 1 would meet centers of eps = 1e-6."""
+    model = nn.Sequential(nn.BatchNorm1d(2, eps=1.0, affine=False), nn.Linear(2, 2, bias=False)).double().eval()
+    with torch.no_grad():
+        model[0].running_var.zero_()
+        model[1].weight.copy_(torch.eye(2))
+    x, y = torch.tensor([[1.0, 0.0]]).double(), torch.tensor([0])
+    worker = kind(model, (2,), guarantee="deterministic")
+    ask = (lambda: worker(x, y, 0.4)) if kind is Certifier else (lambda: worker(x, y))
+    ask()
+    model[0].eps = 1e-6
+    with pytest.raises(RuntimeError, match="has changed"):
+        ask()

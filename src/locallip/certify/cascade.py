@@ -16,7 +16,7 @@ from locallip.arithmetic import autocast_off
 from locallip.attacks import pgd_l2
 from locallip.certify.confirm import best_class, confirmed, surely
 from locallip.certify.inputs import Eps, as_batch, as_eps, as_labels, check_batch_size
-from locallip.certify.prover import LocalLayers, Margin, Method, Prover, fingerprint, number_of_classes
+from locallip.certify.prover import LocalLayers, Margin, Method, Prover, fingerprint, number_of_classes, state_of
 from locallip.norms import Guarantee
 
 #: What a bound is called in `Certificate.decided_by`.
@@ -159,7 +159,7 @@ class Certifier:
             method=method,
         )
         self.classes = number_of_classes(self.prover)
-        self.fingerprint = fingerprint(model)
+        self.fingerprint, self._state = fingerprint(model), state_of(model)
 
     @property
     def global_lipschitz(self) -> float:
@@ -172,7 +172,7 @@ class Certifier:
 
     def __call__(self, x: Tensor, y: Tensor, eps: Eps) -> Certificate:
         x = as_batch(x, self.model, self.input_domain)
-        if fingerprint(self.model) != self.fingerprint:
+        if state_of(self.model) != self._state:
             raise RuntimeError("the model has changed since this Certifier was made for it: make another one")
         radii = as_eps(eps, len(x), x.device)
         y = as_labels(y, len(x), self.classes, x.device)

@@ -215,3 +215,16 @@ def fingerprint(model: nn.Module) -> str:
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
+
+
+def state_of(model: nn.Module) -> tuple[str, ...]:
+    """All that a module computes with, for telling whether it has changed: `fingerprint`, and plain numbers of its layers.
+
+    Numbers such as `BatchNorm.eps` are read when they are needed, so a bound made before a change must not meet them.
+    """
+    found = [fingerprint(model)]
+    for name, module in model.named_modules():
+        plain = {key: value for key, value in vars(module).items() if isinstance(value, (int, float, str, tuple))}
+        public = {key: value for key, value in sorted(plain.items()) if not key.startswith("_")}
+        found.append(f"{name} {type(module).__qualname__} {public!r}")
+    return tuple(found)

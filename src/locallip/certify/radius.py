@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from locallip.certify.crossing import Crossing
 from locallip.certify.inputs import as_batch, as_labels, check_batch_size
-from locallip.certify.prover import LocalLayers, Method, Prover, another_seed, fingerprint, number_of_classes
+from locallip.certify.prover import LocalLayers, Method, Prover, another_seed, fingerprint, number_of_classes, state_of
 from locallip.norms import Guarantee, LanczosNorm
 
 #: Proofs per input at most, fixed beforehand, for the failure probability is split over them; and which share of the guessed
@@ -108,7 +108,7 @@ class RadiusFinder:
             )
         self.prover, self.guide = prover, _guide(prover, seed)
         self.classes = number_of_classes(prover)
-        self.fingerprint = fingerprint(model)
+        self.fingerprint, self._state = fingerprint(model), state_of(model)
 
     def seed_again(self, seed: int) -> None:
         """Random numbers from here on are those of `seed`; it must have been chosen without knowledge of the weights."""
@@ -122,7 +122,7 @@ class RadiusFinder:
         below `below` (B,).
         """
         x = as_batch(x, self.model, self.input_domain)
-        if fingerprint(self.model) != self.fingerprint:
+        if state_of(self.model) != self._state:
             raise RuntimeError("the model has changed since this RadiusFinder was made for it: make another one")
         search = _Search(self, x, as_labels(y, len(x), self.classes, x.device))
         zero, far = torch.zeros(len(x)).to(x), torch.full((len(x),), float("inf")).to(x)
