@@ -28,10 +28,10 @@ from locallip.proofs.rows import Row, WrongRows, append_rows
 from locallip.proofs.settings import write_about
 from locallip.report import charts, steps
 from locallip.report.build import page_of, write_report
-from locallip.report.explore import GRID, Explorer, chosen
+from locallip.report.explore import GRID, Explorer, _verdict, chosen
 from locallip.report.nearest import nearest
 from locallip.report.proved import RADII, certificates
-from locallip.report.runs import EXPLORED, WrongRun, read_run
+from locallip.report.runs import EXPLORED, Run, WrongRun, read_run
 from locallip.training.recipe import find
 
 EPS = "0.5"
@@ -144,6 +144,24 @@ def test_a_radius_of_the_grid_says_so_and_a_searched_one_is_no_smaller(explored)
         assert (fine["radius"] or 0.0) >= (coarse["radius"] or 0.0)
         assert fine["adversary"] is None or fine["attacked"] > fine["radius"]
     assert any((fine["radius"] or 0.0) > (coarse["radius"] or 0.0) for coarse, fine in zip(tried, searched, strict=True))
+
+
+def test_a_radius_just_below_eps_certifies_nothing_at_eps():
+    """What is shown has nine digits; a proof at eps needs all of them."""
+    grid = torch.tensor(GRID, dtype=torch.float64) * (36 / 255)
+    image = {"prediction": 1, "label": 1, "margin": [0.1] * 3 + [-0.1] * (len(GRID) - 3), "attacked": None}
+    eps = float(grid[GRID.index(1.0)])
+    assert _verdict(image, grid, None, math.nextafter(eps, 0.0))["verdict"] == "UNKNOWN"
+    assert _verdict(image, grid, None, eps)["verdict"] == "CERTIFIED"
+    assert _verdict({**image, "prediction": 0}, grid, None, eps)["verdict"] == "MISCLASSIFIED"
+
+
+def test_an_estimate_is_not_called_certified_in_any_figure(explored):
+    network = {**explored["network"], "guarantee": "estimate"}
+    run = Run("mine", {}, (), {}, {}, "", (), {"network": network, "steps": {}})
+    text = "".join(figure.csv + figure.svg for figure in certificates([run]).figures)
+    assert "estimated (no proof), from 6 images" in text
+    assert "certified" not in text
 
 
 def test_half_of_the_chosen_images_are_the_first_ones_and_no_verdict_is_left_out():

@@ -213,7 +213,7 @@ def _verdict(image: Mapping[str, Any], grid: Tensor, row: Row | None, far: float
     eps, attacked = float(grid[GRID.index(1.0)]), image["attacked"]
     if not right:
         verdict = Verdict.MISCLASSIFIED
-    elif radius is not None and radius >= _down(eps, 9):
+    elif max([*proved, far or 0.0]) >= eps:  # the numbers that were proved, not those that are shown
         verdict = Verdict.CERTIFIED
     else:
         verdict = Verdict.ATTACKED if attacked is not None and attacked <= eps else Verdict.UNKNOWN

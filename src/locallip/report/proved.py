@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from locallip.certify import Verdict
 from locallip.data.cifar10 import CLASSES as CIFAR10
+from locallip.norms import Guarantee
 from locallip.report.charts import Line, bar_chart, histogram_lines, line_chart, shares
 from locallip.report.figure import of_lines, table
 from locallip.report.page import Figure, Section
@@ -110,7 +111,8 @@ def _explored_lines(run: Run, k: int) -> list[Line]:
     lines = [Line(f"{run.name}: attacked, from {len(images)} images", grid, stands, 2 * k + 1)]
     if run.proofs is None or not run.proofs.settings.radii:
         proved = [100 * sum(weight for image, weight in right if (image["radius"] or -1.0) >= r) for r in grid]
-        lines.append(Line(f"{run.name}: certified, from {len(images)} images", grid, proved, 2 * k))
+        word = "estimated (no proof)" if network.get("guarantee") == Guarantee.ESTIMATE.value else "certified"
+        lines.append(Line(f"{run.name}: {word}, from {len(images)} images", grid, proved, 2 * k))
     return lines
 
 
