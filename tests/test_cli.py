@@ -10,7 +10,6 @@ import pytest
 import torch
 
 import locallip
-from locallip import cli
 from locallip.paper import ROBUST
 from locallip.training.recipe import names
 from locallip.training.run_folder import RunFolder
@@ -44,21 +43,6 @@ def own(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text(OWN_RECIPE)
     return str(path)
-
-
-@pytest.fixture
-def command(capsys):
-    """The command inside this process: code, stdout and stderr; whatever else than an exit gets out is a traceback."""
-
-    def called(*args):
-        try:
-            code = cli.main([str(arg) for arg in args])
-        except SystemExit as exit:  # the parser of options leaves this way
-            code = exit.code
-        found = capsys.readouterr()
-        return code, found.out, found.err
-
-    return called
 
 
 def call(*args, code=None):

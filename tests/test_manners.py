@@ -43,21 +43,6 @@ echo "${COMPREPLY[*]}"
 """
 
 
-@pytest.fixture
-def command(capsys):
-    """The command inside this process: code, stdout and stderr."""
-
-    def called(*args):
-        try:
-            code = cli.main([str(arg) for arg in args])
-        except SystemExit as exit:  # the parser of options leaves this way
-            code = exit.code
-        found = capsys.readouterr()
-        return code, found.out, found.err
-
-    return called
-
-
 @pytest.fixture(scope="module")
 def network_file(tmp_path_factory):
     """A small network whose answers are those of its random weights."""
