@@ -508,11 +508,28 @@ def test_phone_scrolls_only_downwards(opened: Tabs, name: str) -> None:
     tab = opened(name, width=360)
     assert tab.evaluate("document.documentElement.scrollWidth") <= 360
     assert tab.evaluate("document.body.scrollWidth") <= 360
-    chart = tab.locator(".drawing").first
-    assert chart.evaluate("e => e.scrollWidth > e.clientWidth")  # wide charts scroll in their own frame, by keyboard too
-    assert chart.get_attribute("tabindex") == "0"
+    wide = tab.locator(".drawing").evaluate_all("all => all.filter((e) => e.scrollWidth > e.clientWidth + 1).length")
+    assert wide == 0  # charts are seen whole
     tall = tab.locator("#bar").bounding_box()["height"]
     assert tall < 450 if name == "odd" else tall < 150  # it stays in view, so it must leave room
+
+
+def test_charts_scroll_in_their_frames_where_letters_would_become_too_small(opened: Tabs) -> None:
+    tab = opened("small", width=280)
+    assert tab.evaluate("document.documentElement.scrollWidth") <= 280
+    chart = tab.locator(".drawing").first
+    assert chart.evaluate("e => e.scrollWidth > e.clientWidth")
+    assert chart.get_attribute("tabindex") == "0"  # by keyboard too
+
+
+def test_slider_is_marked_at_multiples_of_eps(opened: Tabs) -> None:
+    """Marks stand where the slider's thumb is at that radius."""
+    tab = opened()
+    marks = tab.locator("#notches > span")
+    assert marks.all_inner_texts() == ["0", "eps", "2 eps"]
+    slider, mark = tab.locator("#radius").bounding_box(), marks.nth(1).bounding_box()
+    at = (AT_EPS / (len(GRID) - 1)) * (slider["width"] - 16) + 8 + slider["x"]
+    assert mark["x"] + mark["width"] / 2 == pytest.approx(at, abs=3)
 
 
 def test_print_is_light_and_shows_the_chosen_image_without_controls(opened: Tabs) -> None:

@@ -6,13 +6,17 @@ Classes: axis, gridline, tick, label, legend; s0 to s7 colour a series; paper is
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-WIDTH, HEIGHT = 560, 330
+#: Narrow enough that a phone shows a chart whole with letters that can be read.
+WIDTH, HEIGHT = 460, 290
 #: Room around the drawing for ticks and names.
 LEFT, RIGHT, TOP, BOTTOM = 58, 14, 14, 46
+#: Where a legend begins, and what an entry needs beside its letters.
+INDENT, SWATCH = 8.0, 34
 LETTER = 6.6  # mean width of a letter in the font of labels
 SERIES = 8
 
@@ -64,7 +68,7 @@ def line_chart(
 ) -> str:
     """Lines over one axis; y begins at 0, or is logarithmic; `top` fixes where it ends."""
     drawn = [line for line in lines if any(math.isfinite(v) for v in line.y)]
-    legend = _legend([(line.name, line.series, line.dashed) for line in drawn])
+    legend = _legend([_entry(line) for line in drawn])
     x, y = _axes([v for line in lines for v in line.x], [v for line in lines for v in line.y], log, top, legend.height)
     return _svg([*_frame(x, y, x_name, y_name), *(_path(line, x, y) for line in drawn), *legend.parts])
 
@@ -79,8 +83,7 @@ def bar_chart(
 ) -> str:
     """Bars in groups, one per series; a value that is not finite has none. `marks` has a level to compare each bar with."""
     legend = _legend(
-        [(name, k, False) for k, (name, _) in enumerate(series) if len(series) > 1]
-        + ([(marks[0], -1, True)] if marks else [])
+        [(name, k, "") for k, (name, _) in enumerate(series) if len(series) > 1] + ([(marks[0], -1, "")] if marks else [])
     )
     levels = marks[1] if marks else []
     values = [v for row in [*(row for _, row in series), *levels] for v in row]
@@ -123,22 +126,24 @@ def histogram_lines(values: Sequence[Sequence[float]], names: Sequence[str], *, 
 def shares(rows: Sequence[tuple[str, Sequence[tuple[str, float]]]]) -> str:
     """One bar of 100 per cent per row, cut into named shares; the same name has the same colour in every row."""
     names = list(dict.fromkeys(name for _, parts in rows for name, _ in parts))
-    legend = _legend([(name, k, False) for k, name in enumerate(names)])
-    height, parts = 44, []
-    for r, (title, cut) in enumerate(rows):
-        y, begin = legend.height + 10 + r * height, 0.0
-        parts.append(_text(8, y + 10, title, "label", "start"))
+    legend = _legend([(name, k, "") for k, name in enumerate(names)])
+    y, parts = legend.height + 10, []
+    for title, cut in rows:
+        words, begin = textwrap.wrap(title, int((WIDTH - 2 * INDENT) / LETTER)), 0.0
+        parts += [_text(INDENT, y + 10 + 16 * k, part, "label", "start") for k, part in enumerate(words)]
+        y += 16 * len(words)
         for name, value in cut:
-            left, wide = 8 + (WIDTH - 16) * begin / 100, (WIDTH - 16) * value / 100
-            parts.append(_bar(left, y + 16, max(wide - 1, 0), y + 34, names.index(name)))
+            left, wide = INDENT + (WIDTH - 2 * INDENT) * begin / 100, (WIDTH - 2 * INDENT) * value / 100
+            parts.append(_bar(left, y, max(wide - 1, 0), y + 18, names.index(name)))
             begin += value
-    return _svg(parts + legend.parts, legend.height + 18 + height * len(rows))
+        y += 28
+    return _svg(parts + legend.parts, y + 8)
 
 
 def panels(charts: Sequence[tuple[str, Sequence[Line]]], x_name: str, y_name: str, *, log: bool = False) -> str:
     """Small multiples: two charts beside each other, each with its title, one legend for all."""
     first = charts[0][1] if charts else []
-    legend = _legend([(line.name, line.series, line.dashed) for line in first])
+    legend = _legend([_entry(line) for line in first])
     wide, high, parts = WIDTH / 2, 190, list(legend.parts)
     for k, (title, lines) in enumerate(charts):
         left, upper = (k % 2) * wide, legend.height + (k // 2) * high
@@ -212,11 +217,12 @@ def _path(line: Line, x: Axis, y: Axis) -> str:
     drawn = f'<path class="line s{line.series % SERIES}" fill="none"{dash} d="{"".join(words)}"/>'
     if line.dots:
         points = [(a, b) for a, b in zip(line.x, line.y, strict=True) if math.isfinite(a) and math.isfinite(b)]
-        drawn += "".join(
-            f'<g class="fill"><circle class="s{line.series % SERIES}" cx="{x(a)}" cy="{y(b)}" r="3.5"/></g>'
-            for a, b in points
-        )
+        drawn += "".join(_dot(x(a), y(b), line.series) for a, b in points)
     return drawn
+
+
+def _dot(x: float, y: float, series: int) -> str:
+    return f'<g class="fill"><circle class="s{series % SERIES}" cx="{x}" cy="{y}" r="3.5"/></g>'
 
 
 def _bar(left: float, upper: float, width: float, lower: float, series: int) -> str:
@@ -230,21 +236,33 @@ class _Legend:
     height: float
 
 
-def _legend(entries: Sequence[tuple[str, int, bool]]) -> _Legend:
-    """A line of swatches with names, and further lines where they do not fit; series -1 is a reference."""
+def _entry(line: Line) -> tuple[str, int, str]:
+    """What the legend has to say of a line; one of a single point is a dot."""
+    return line.name, line.series, "dot" if len(line.x) == 1 else "dashed" if line.dashed else ""
+
+
+def _legend(entries: Sequence[tuple[str, int, str]]) -> _Legend:
+    """Swatches (name, series, "", "dashed" or "dot"), in further lines where they do not fit; series -1 is a reference."""
     parts: list[str] = []
-    left, line = float(LEFT), 0
-    for name, series, dashed in entries:
-        wide = 34 + LETTER * len(name)
-        if left + wide > WIDTH and left > LEFT:
-            left, line = LEFT, line + 1
+    left, line = INDENT, 0
+    for name, series, how in entries:
+        words = textwrap.wrap(name, int((WIDTH - INDENT - SWATCH) / LETTER)) or [""]
+        wide = SWATCH + LETTER * max(map(len, words))
+        if left + wide > WIDTH and left > INDENT:
+            left, line = INDENT, line + 1
         middle = 12 + 18 * line
-        kind = "paper" if series < 0 else f"line s{series % SERIES}"
-        dash = ' stroke-dasharray="5 4"' if dashed else ""
-        parts.append(f'<line class="{kind}"{dash} x1="{left}" x2="{left + 20}" y1="{middle}" y2="{middle}"/>')
-        parts.append(_text(left + 25, middle + 4, name, "legend", "start"))
-        left += wide
+        parts.append(_swatch(left, middle, series, how))
+        parts += [_text(left + 25, middle + 4 + 18 * k, part, "legend", "start") for k, part in enumerate(words)]
+        left, line = left + wide, line + len(words) - 1
     return _Legend(parts, 18.0 * (line + 1) + 4 if parts else 0.0)
+
+
+def _swatch(left: float, middle: float, series: int, how: str) -> str:
+    if how == "dot":
+        return _dot(left + 10, middle, series)
+    kind = "paper" if series < 0 else f"line s{series % SERIES}"
+    dash = ' stroke-dasharray="5 4"' if how == "dashed" else ""
+    return f'<line class="{kind}"{dash} x1="{left}" x2="{left + 20}" y1="{middle}" y2="{middle}"/>'
 
 
 def _text(x: float, y: float, words: str, kind: str, anchor: str) -> str:

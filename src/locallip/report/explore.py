@@ -22,8 +22,8 @@ from locallip.proofs.rows import Row
 from locallip.report.nearest import nearest
 from locallip.report.steps import steps_to_converge
 
-#: The slider's radii, in units of eps.
-GRID = (0.0, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0, 1.25, 1.5, 2.0, 3.0)
+#: The slider's radii, in units of eps: even steps, so that places on the slider are distances.
+GRID = tuple(k / 5 for k in range(16))
 #: The attack begins to search at so many eps.
 TOP = 6.0
 #: Slopes are tried at so many radii of the grid beyond the last one that is proved without.

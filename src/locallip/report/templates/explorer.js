@@ -367,6 +367,18 @@ function choose(image) {
   move(step);
 }
 
+/** Names below the slider at 0 and at whole multiples of eps. */
+function notches() {
+  const { grid, eps } = network, last = Math.max(grid.length - 1, 1);
+  return grid.flatMap((radius, k) => {
+    const times = Math.round(radius / eps);
+    if (Math.abs(radius - times * eps) > 1e-6 * eps) return [];
+    const mark = make("span", {}, times === 0 ? "0" : times === 1 ? "eps" : `${times} eps`);
+    mark.style.left = `${100 * k / last}%`;
+    return [mark];
+  });
+}
+
 /** Bring everything to a step of the grid of radii. */
 function move(to) {
   step = to;
@@ -442,6 +454,7 @@ function openNetwork(which) {
   byId("least").value = 0;
   byId("least").step = 10 ** Math.floor(Math.log10(network.eps / 2));
   byId("radius").max = network.grid.length - 1;
+  byId("notches").replaceChildren(...notches());
   const away = network.grid.map((radius) => Math.abs(radius - network.eps));
   step = away.indexOf(Math.min(...away));
   fillGallery();
