@@ -3,7 +3,8 @@
     python benchmarks/train_speed.py                          what this machine has: one GPU, or the CPU
     python benchmarks/train_speed.py --nets 6c2f,4c3f,6c2f-maxmin --precision bfloat16,tf32
 
-On a GPU: the whole training step at CIFAR-10's size (50,000 random images, batch 256, 2 power steps). On the CPU: the time
+On a GPU: the whole training step at CIFAR-10's size (50,000 random images, batch 256, 2 power steps), or for 8c2f at that
+of Tiny-ImageNet (100,000 images, batch 128, 1 power step, 3 with MaxMin). On the CPU: the time
 of a step against a plain eager transcription of Algorithm 1 (benchmarks/algorithm1.py) in the same run.
 """
 
@@ -16,6 +17,7 @@ import sys
 import time
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -28,28 +30,43 @@ from benchmarks import record
 from locallip.models import build_model
 from locallip.training.batches import Epoch, Images
 from locallip.training.engine import Engine
+from locallip.training.memory import DTYPES
 from locallip.training.recipe import Recipe
 from locallip.training.schedules import Setting
 
-SHAPE, CLASSES, COUNT = (3, 32, 32), 10, 50_000
+
+class Size(NamedTuple):
+    """Of the data that a network is trained on, and of a step."""
+
+    shape: tuple[int, int, int]
+    classes: int
+    count: int
+    batch: int
+    margin: int
+
+
+CIFAR10, TINY_IMAGENET = Size((3, 32, 32), 10, 50_000, 256, 4), Size((3, 64, 64), 200, 100_000, 128, 8)
 MIDDLE = Setting(1e-4, 0.1551, 0.8)  # a setting from the middle of training: boxes, masks and mixture all at work
 
 
 def recipe_for(net: str, precision: str, batch: int) -> Recipe:
     """`net` is an architecture, then any of the changes in its name.
 
-    -maxmin, -muon, -balls (boxes from balls alone), -dense (norms per sample in dense layers alone), -compiled (CPU).
+    -maxmin, -muon, -balls (boxes from balls alone), -dense (norms per sample in dense layers alone), -compiled (CPU),
+    -int8, -int4 (saved vectors in codes; 8c2f needs them), -host (and in host memory).
     """
     architecture, *changes = net.split("-")
-    maxmin = "maxmin" in changes
+    maxmin, tiny = "maxmin" in changes, architecture == "8c2f"
     return Recipe(
         name=f"speed-{net}",
-        data="cifar10",
+        data="tiny-imagenet" if tiny else "cifar10",
         architecture=architecture,
         activation="clipped_maxmin" if maxmin else "relu_theta",
         method="local-b",
         eps="36/255",
         eps_train=0.1551,
+        power_steps=(3 if maxmin else 1) if tiny else 2,
+        vectors="int8" if "int8" in changes else "int4" if "int4" in changes else "auto",
         epochs=1,
         batch=batch,
         augment="crop_flip",
@@ -59,6 +76,10 @@ def recipe_for(net: str, precision: str, batch: int) -> Recipe:
         local_layers="dense" if "dense" in changes else "all",
         probes=8 if "dense" in changes else 0,
     )
+
+
+def size_of(recipe: Recipe) -> Size:
+    return TINY_IMAGENET if recipe.architecture == "8c2f" else CIFAR10
 
 
 class ConvolutionBytes(TorchDispatchMode):
@@ -87,8 +108,9 @@ def floor(recipe: Recipe) -> dict[str, float]:
 
 def _counted(recipe: Recipe, batch: int) -> dict[str, float]:
     torch.manual_seed(0)
-    engine = Engine(model(recipe), recipe, SHAPE, batch, torch.device("cpu"))
-    one = random_images(batch, torch.device("cpu")).batch(torch.arange(batch), torch.tensor([[4, 4, 0]] * batch))
+    size = size_of(recipe)
+    engine = Engine(model(recipe), recipe, size.shape, batch, torch.device("cpu"))
+    one = random_images(size, batch, torch.device("cpu")).batch(torch.arange(batch), torch.tensor([[4, 4, 0]] * batch))
     engine.step(one, MIDDLE)
     with FlopCounterMode(display=False) as flops:
         engine.step(one, MIDDLE)
@@ -98,14 +120,15 @@ def _counted(recipe: Recipe, batch: int) -> dict[str, float]:
 
 
 def model(recipe: Recipe) -> torch.nn.Module:
-    return build_model(recipe.architecture, SHAPE, CLASSES, recipe.activation)
+    size = size_of(recipe)
+    return build_model(recipe.architecture, size.shape, size.classes, recipe.activation)
 
 
-def random_images(count: int, device: torch.device) -> Images:
+def random_images(size: Size, count: int, device: torch.device) -> Images:
     generator = torch.Generator().manual_seed(1)
-    images = torch.randint(0, 256, (count, *SHAPE), dtype=torch.uint8, generator=generator)
-    labels = torch.randint(0, CLASSES, (count,), generator=generator)
-    return Images(images, labels, 4, device)
+    images = torch.randint(0, 256, (count, *size.shape), dtype=torch.uint8, generator=generator)
+    labels = torch.randint(0, size.classes, (count,), generator=generator)
+    return Images(images, labels, size.margin, device)
 
 
 @contextmanager
@@ -124,9 +147,12 @@ def measure_gpu(net: str, precision: str, batch: int, epochs: int, lock: Path | 
     recipe = recipe_for(net, precision, batch)
     torch.manual_seed(0)
     begin = time.perf_counter()
-    images = random_images(COUNT, device)
-    engine = Engine(model(recipe), recipe, SHAPE, COUNT, device)
-    first = Epoch(COUNT, recipe, 4, 0)
+    size = size_of(recipe)
+    images = random_images(size, size.count, device)
+    home = torch.device("cpu") if "host" in net else device
+    kept = None if recipe.vectors == "auto" else DTYPES[recipe.vectors]
+    engine = Engine(model(recipe), recipe, size.shape, size.count, device, starts_on=home, starts_in=kept)
+    first = Epoch(size.count, recipe, size.margin, 0)
     for _, one in zip(range(3), first.batches(images), strict=False):
         engine.step(one, MIDDLE)
     torch.cuda.synchronize()
@@ -135,7 +161,7 @@ def measure_gpu(net: str, precision: str, batch: int, epochs: int, lock: Path | 
         times = []
         for number in range(epochs):
             start = time.perf_counter()
-            for one in Epoch(COUNT, recipe, 4, number).batches(images):
+            for one in Epoch(size.count, recipe, size.margin, number).batches(images):
                 engine.step(one, MIDDLE)
             torch.cuda.synchronize()
             times.append(time.perf_counter() - start)
@@ -169,8 +195,10 @@ def show_profile(engine: Engine, images: Images, recipe: Recipe) -> None:
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as profiler
 
+    size = size_of(recipe)
+
     with profiler(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as seen:
-        for _, one in zip(range(5), Epoch(COUNT, recipe, 4, 99).batches(images), strict=False):
+        for _, one in zip(range(5), Epoch(size.count, recipe, size.margin, 99).batches(images), strict=False):
             engine.step(one, MIDDLE)
         torch.cuda.synchronize()
     rows = [e for e in seen.key_averages() if e.self_device_time_total > 0 and "aten::" not in e.key]
@@ -187,9 +215,9 @@ def measure_cpu(net: str, batch: int, rounds: int) -> dict[str, object]:
     device = torch.device("cpu")
     recipe = recipe_for(net, "float32", batch)
     count = 4 * batch
-    images = random_images(count, device)
+    images = random_images(size_of(recipe), count, device)
     torch.manual_seed(0)
-    engine = Engine(model(recipe), recipe, SHAPE, count, device, compiled="compiled" in net)
+    engine = Engine(model(recipe), recipe, size_of(recipe).shape, count, device, compiled="compiled" in net)
     plain_model = model(recipe)
     plain = make_step(plain_model, count, batch, recipe.power_steps, device)
     ours, theirs = [], []
@@ -233,7 +261,7 @@ def main() -> None:
     for net in options.nets.split(","):
         if gpu:
             for precision in options.precision.split(","):
-                batch = options.batch or 256
+                batch = options.batch or size_of(recipe_for(net, precision, 1)).batch
                 rows.append(measure_gpu(net, precision, batch, options.epochs, options.lock, options.profile))
                 torch.cuda.empty_cache()
         else:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from locallip.network import Network, in_precision, lower
 from locallip.norms import WarmStarts
+from locallip.norms.rows import Rows
 from locallip.norms.starts import Place, jitter
 from locallip.training.batches import Batch
 from locallip.training.muon import Muon
@@ -25,6 +26,7 @@ class Engine:
     """Parameters, optimizer, saved vectors and sums of figures of one run; `step` trains on one batch.
 
     `compiled=None` compiles on CUDA and runs eagerly elsewhere; a compiled step is also captured as a graph on CUDA.
+    The saved vectors live on `starts_on` (the device) as `starts_in` (bfloat16 on CUDA, float32 elsewhere; see `Rows`).
     """
 
     def __init__(
@@ -37,6 +39,7 @@ class Engine:
         *,
         compiled: bool | None = None,
         starts_on: torch.device | None = None,
+        starts_in: torch.dtype | None = None,
     ):
         self.recipe, self.device = recipe, device
         self.compiled = device.type == "cuda" if compiled is None else compiled
@@ -47,9 +50,10 @@ class Engine:
         self.network = lower(self.model, input_shape)
         self.has_bound = recipe.method not in ("standard", "at", "trades")
         self.layers = layer_names(self.network)
-        self._prepare_vectors(num_samples, starts_on or device)
+        usual = torch.bfloat16 if device.type == "cuda" else torch.float32
+        self._prepare_vectors(num_samples, starts_on or device, starts_in or usual)
         training_network = self._in_precision(self.network)
-        self.objective = Objective(training_network, recipe, self.noise)
+        self.objective = Objective(training_network, recipe, self.noise, self.layout)
         self.rate, self.muon_rate = (torch.tensor(r, device=device) for r in (recipe.learning_rate, recipe.muon_rate))
         self.optimizers = self._optimizers()
         self.average = [p.detach().clone() for p in self.model.parameters()] if recipe.ema else []
@@ -80,7 +84,7 @@ class Engine:
         adam = torch.optim.Adam(others, lr=rate, fused=True if on_gpu else None, capturable=on_gpu)
         return [adam, Muon(matrices, self.muon_rate)] if matrices else [adam]
 
-    def _prepare_vectors(self, num_samples: int, home: torch.device) -> None:
+    def _prepare_vectors(self, num_samples: int, home: torch.device, dtype: torch.dtype) -> None:
         """Start vectors of every layer, and of every sample where the method needs them; `noise` is their jitter."""
         on_gpu = self.device.type == "cuda"
         shapes = places(self.network) if self.has_bound else {}
@@ -90,11 +94,12 @@ class Engine:
             place: lay(_unit_noise(place, shape, self.recipe.seed).to(self.device)) for place, shape in shapes.items()
         }
         self.starts: WarmStarts | None = None
+        self.layout = Rows(torch.float32, channels_last=on_gpu)  # of vectors drawn at random
         if self.recipe.is_local and self.recipe.starts == "saved":
-            dtype = torch.bfloat16 if on_gpu else torch.float32
             pinned = on_gpu and home.type == "cpu"
             self.starts = WarmStarts(num_samples, dtype, home, channels_last=on_gpu, pinned=pinned, seed=self.recipe.seed)
             self.starts.prepare(local_places(self.network, self.recipe))
+            self.layout = self.starts.layout
         self.probes = self._empty_vectors(self.recipe.probes, shapes if self.recipe.probes else {})
 
     def _empty_sums(self) -> Tensor:
@@ -123,16 +128,16 @@ class Engine:
         self.muon_rate.fill_(self.recipe.muon_rate * setting.learning_rate / self.recipe.learning_rate)
 
     def _take(self, batch: Batch) -> Vectors:
-        if self.recipe.is_local and self.recipe.starts == "random":
-            return _drawn(self._empty_vectors(len(batch.x), self.objective.local))
-        if self.starts is None:
-            return {}
-        if not self._buffers:
-            shapes = self.starts.shapes.items()
+        """The rows (B, width) of the batch's samples where norms are local."""
+        if self.recipe.is_local and not self._buffers:
             self._buffers = {
-                place: torch.empty(len(batch.x), shape.numel(), dtype=self.starts.dtype, device=self.device)
-                for place, shape in shapes
+                place: torch.empty(
+                    len(batch.x), self.layout.width(shape.numel()), dtype=self.layout.dtype, device=self.device
+                )
+                for place, shape in self.objective.local.items()
             }
+        if self.starts is None:
+            return _drawn(self._buffers)
         return {place: self.starts.take(place, batch.index, into) for place, into in self._buffers.items()}
 
     def _empty_vectors(self, count: int, shapes: Mapping[Place, torch.Size]) -> Vectors:

@@ -3,42 +3,113 @@
 from __future__ import annotations
 
 import math
+import os
+from dataclasses import dataclass
 
 import torch
 from torch import nn
 
 from locallip.data import ImageSet
 from locallip.network import lower
+from locallip.norms.rows import Rows
 from locallip.training.batches import margin_of
 from locallip.training.objective import local_places, places
-from locallip.training.recipe import Recipe
+from locallip.training.recipe import Recipe, WrongRecipe
 
 #: What a training step needs beside the saved vectors, per sample of a batch and unit of the network, in bytes.
 STEP_BYTES_PER_UNIT = 80
+#: Share of the free memory that a plan uses.
+USED = 0.95
+#: The saved vectors' numbers by the names of recipes.
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8, "int4": torch.uint8}
 
 
-def plan_memory(
-    recipe: Recipe, model: nn.Module, train: ImageSet, device: torch.device
-) -> tuple[torch.device, bool, list[str]]:
-    """Where the saved vectors and the images will live, and that in words."""
+@dataclass(frozen=True)
+class Need:
+    """What a run has to keep, in bytes: `starts` by what their numbers are, `step` while it trains on one batch."""
+
+    starts: dict[str, int]
+    step: int
+    images: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Where the saved vectors live, as what, and whether the images are on the device too."""
+
+    device: torch.device
+    home: torch.device
+    numbers: str
+    resident: bool
+    need: Need
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return DTYPES[self.numbers]
+
+    def __str__(self) -> str:
+        starts = self.need.starts.get(self.numbers, 0)
+        kept = f"{_gb(starts)} of saved vectors ({self.numbers})" if starts else "no saved vectors"
+        where = "" if not starts else " on the device" if self.home == self.device else " in pinned host memory"
+        images = "on the device" if self.resident else "streamed from host memory"
+        return f"memory: {kept}{where}, about {_gb(self.need.step)} for a step, {_gb(self.need.images)} of images {images}"
+
+
+def plan_memory(recipe: Recipe, model: nn.Module, train: ImageSet, device: torch.device) -> Plan:
+    """What fits the machine, vectors on the device in as many bits as possible before vectors in host memory."""
+    need = needed(recipe, model, train)
+    if device.type != "cuda":
+        numbers = "float32" if recipe.vectors == "auto" else recipe.vectors
+        return Plan(device, device, numbers, True, need)
+    return fitting(recipe, need, device, torch.cuda.mem_get_info(device)[0], free_host_memory())
+
+
+def needed(recipe: Recipe, model: nn.Module, train: ImageSet) -> Need:
     network = lower(model, train.images.shape[1:])
     units = sum(shape.numel() for shape in places(network).values())
-    saved = sum(shape.numel() for shape in local_places(network, recipe).values()) if recipe.starts == "saved" else 0
-    width = 2 if device.type == "cuda" else 4
-    starts = saved * width * len(train.labels)
+    saved = local_places(network, recipe) if recipe.starts == "saved" else {}
+    starts = {
+        name: len(train.labels) * sum(Rows(dtype).nbytes(shape.numel()) for shape in saved.values())
+        for name, dtype in DTYPES.items()
+    }
     channels, *sides = train.images.shape[1:]
     margin = margin_of(recipe, sides[0])
     images = len(train.labels) * channels * math.prod(side + 2 * margin for side in sides)
-    step = units * STEP_BYTES_PER_UNIT * (recipe.batch + recipe.probes)
-    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else float("inf")
-    fits = starts + step + images < 0.95 * free
-    home = device if fits else torch.device("cpu")
-    resident = step + images + (starts if fits else 0) < 0.95 * free
-    lines = [
-        f"memory: {_gb(starts)} of saved vectors {'on the device' if fits else 'in pinned host memory'}, about {_gb(step)} "
-        f"for a step, {_gb(images)} of images {'on the device' if resident else 'streamed from host memory'}"
-    ]
-    return home, resident, lines
+    return Need(starts, units * STEP_BYTES_PER_UNIT * (recipe.batch + recipe.probes), images)
+
+
+def fitting(recipe: Recipe, need: Need, device: torch.device, free: float, host: float) -> Plan:
+    """The first plan that fits into `free` bytes of the device and `host` bytes beside it."""
+    free, host = USED * free, USED * host
+    wanted: list[str] = ["bfloat16", "int8", "int4"] if recipe.vectors == "auto" else [recipe.vectors]
+    for numbers in wanted:
+        if need.starts[numbers] + need.step + need.images < free:
+            return Plan(device, device, numbers, True, need)
+    # The bus is what host memory costs, so fewer bits come first there.
+    for numbers in [name for name in ("int8", "int4", "bfloat16", "float32") if name in wanted]:
+        if need.starts[numbers] + need.images < host and need.step < free:
+            return Plan(device, torch.device("cpu"), numbers, need.step + need.images < free, need)
+    raise WrongRecipe(_nothing_fits(recipe, need, wanted, free, host))
+
+
+def _nothing_fits(recipe: Recipe, need: Need, wanted: list[str], free: float, host: float) -> str:
+    least = min(need.starts[numbers] for numbers in wanted)
+    room = f"{_gb(free)} of device memory and {_gb(host)} of host memory"
+    if need.step > free:
+        batch = max(1, int(recipe.batch * free / need.step))
+        return f"a step needs about {_gb(need.step)}, and there is {room}: batch = {recipe.batch} is too large; try {batch}"
+    ways = ["starts = 'random' keeps none, with power_steps = 5 or more", "local_layers = 'dense' keeps few"]
+    if need.starts["int4"] + need.step + need.images < free or need.starts["int4"] + need.images < host:
+        ways.insert(0, "vectors = 'int4' fits")
+    return f"the saved vectors need {_gb(least)}, and there is {room}: {'; '.join(ways)}"
+
+
+def free_host_memory() -> float:
+    """Bytes that are free beside the device; unlimited where the system does not say."""
+    try:
+        return float(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    except (AttributeError, OSError, ValueError):
+        return math.inf
 
 
 def _gb(count: float) -> str:

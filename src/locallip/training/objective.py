@@ -24,6 +24,7 @@ from locallip.bounds import (
 from locallip.losses import bcp_loss, gloro_loss, lmt_loss, sparsity_loss, trades_loss
 from locallip.network import Network
 from locallip.norms import BatchStarts, NormRule, PowerNorm, ProbedNorm
+from locallip.norms.rows import Rows
 from locallip.norms.starts import Place
 from locallip.training.recipe import Recipe
 
@@ -69,11 +70,11 @@ def layer_names(network: Network) -> list[str]:
 class Objective:
     """The loss of a recipe's method on a network, as a function of tensors alone, so that it can be compiled.
 
-    `noise` holds the jitter of every place, (1, *shape).
+    `noise` holds the jitter of every place, (1, *shape); `layout` says how the samples' vectors lie in their rows.
     """
 
-    def __init__(self, network: Network, recipe: Recipe, noise: Mapping[Place, Tensor]):
-        self.network, self.recipe, self.noise = network, recipe, noise
+    def __init__(self, network: Network, recipe: Recipe, noise: Mapping[Place, Tensor], layout: Rows):
+        self.network, self.recipe, self.noise, self.layout = network, recipe, noise, layout
         self.local = local_places(network, recipe)
 
     def bounded(
@@ -81,7 +82,7 @@ class Objective:
     ) -> tuple[Tensor, Tensor, Vectors, Vectors]:
         """Loss (), figures (K,), and the vectors after this step's power iterations.
 
-        x (B, C, H, W), y (B,), eps (1,), mix (); `vectors` of the samples, each (B, *shape), where norms are local;
+        x (B, C, H, W), y (B,), eps (1,), mix (); rows `vectors` of the samples, each (B, width), where norms are local;
         `shared` of the layers, each (1, *shape); `probes` (P, *shape), random and fresh, empty where the recipe has none.
         """
         recipe, network = self.recipe, self.network
@@ -91,7 +92,8 @@ class Objective:
         ceiling = global_bound(network, ProbedNorm(general, probes, self.noise) if probes else general, eps)
         # One step alone would not get rid of what is wrong in that direction for a sample.
         share = TOWARDS_SHARED if recipe.power_steps > 1 else 0.0
-        own = BatchStarts(vectors, {place: noise + share * shared[place] for place, noise in self.noise.items()})
+        near = {place: noise + share * shared[place] for place, noise in self.noise.items()}
+        own = BatchStarts(vectors, near, self.layout)
         trace = propagate(
             network,
             x,

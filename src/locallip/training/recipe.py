@@ -60,6 +60,8 @@ class Recipe:
         mix_target: Lambda at the end of its ramp: the weight of the worst logits in the mixed loss.
         power_steps: Power iterations a step, per sample and layer.
         starts: Where power iteration begins: at the vectors saved in the epoch before, or at random.
+        vectors: What the saved vectors' numbers are kept in. "auto" takes as many bits as fit the device; 4 bits are enough
+            for nearly the same norms.
         probes: Random vectors a step that the gradient of a whole layer's norm is taken from; 0 takes it from one singular
             pair, as published. Muon needs some where norms are not local.
         local_layers: Where the local methods take a norm per sample: in all layers as in the paper, or in the dense ones
@@ -103,6 +105,7 @@ class Recipe:
     mix_target: float = 1.0
     power_steps: int = 2
     starts: Starts = "saved"
+    vectors: Literal["auto", "float32", "bfloat16", "int8", "int4"] = "auto"
     probes: int = 0
     local_layers: Literal["all", "dense"] = "all"
     box_radii: Literal["local", "global"] = "global"
@@ -173,6 +176,10 @@ def check(recipe: Recipe) -> None:
         raise WrongRecipe(f"local_layers = {recipe.local_layers!r}: method {recipe.method!r} has no local norms")
     if recipe.starts != "saved" and not recipe.is_local:
         raise WrongRecipe(f"starts = {recipe.starts!r}: method {recipe.method!r} has no norms per sample to start")
+    if recipe.vectors != "auto" and not (recipe.is_local and recipe.starts == "saved"):
+        raise WrongRecipe(
+            f"vectors = {recipe.vectors!r}: nothing is saved with method {recipe.method!r}, starts {recipe.starts!r}"
+        )
     if recipe.sparsity and recipe.method in PLAIN_METHODS:
         raise WrongRecipe(f"sparsity = {recipe.sparsity}: method {recipe.method!r} has no boxes to make sparse")
     if recipe.warmup_epochs > recipe.ramp_epochs:

@@ -83,13 +83,13 @@ class Run:
         size = f"{recipe.architecture.upper()} with {num_parameters(self.model):,} parameters"
         say(f"{recipe.name}: {size}, method {recipe.method}")
         say(f"  {self.count:,} images of {recipe.data}, {self.total:,} steps of {recipe.batch} on {hardware(self.device)}")
-        home, resident, lines = plan_memory(self.recipe, self.model, self._train, self.device)
-        for line in lines:
-            say(f"  {line}")
+        plan = plan_memory(self.recipe, self.model, self._train, self.device)
+        say(f"  {plan}")
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
-        self.images = Images(self._train.images, self._train.labels, self.margin, self.device, resident=resident)
-        self.engine = Engine(self.model, recipe, self.shape, self.count, self.device, compiled=self.compiled, starts_on=home)
+        self.images = Images(self._train.images, self._train.labels, self.margin, self.device, resident=plan.resident)
+        about = (self.model, recipe, self.shape, self.count, self.device)
+        self.engine = Engine(*about, compiled=self.compiled, starts_on=plan.home, starts_in=plan.dtype)
         self.saves_starts = self.engine.starts is not None and self.engine.starts.nbytes() <= LARGEST_SAVED_STARTS
         state = self._tensors()
         self.folder.check_space(3 * sum(t.numel() * t.element_size() for t in state.values()) + 10**6)
@@ -105,11 +105,12 @@ class Run:
             self.folder.truncate_metrics(0)
             return
         self.engine.load_state(found.tensors)
-        rows = {} if self.engine.starts is None else self.engine.starts.rows
-        known = all(_starts_name(place) in found.tensors for place in rows)
-        for place, vectors in rows.items():
-            if known:
-                vectors.copy_(found.tensors[_starts_name(place)])
+        starts = self.engine.starts
+        places = [] if starts is None else list(starts.rows)
+        known = all(_starts_name(place) in found.tensors for place in places)
+        for place in places:
+            if known and starts is not None:
+                starts.load(place, found.tensors[_starts_name(place)])
         self.step, self.seconds = int(found.values["step"]), float(found.values["seconds"])
         self.others = float(found.values.get("others", 0.0))
         whole = self.step // self.per_epoch if self.step < self.total else math.ceil(self.total / self.per_epoch)
