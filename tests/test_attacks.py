@@ -30,6 +30,8 @@ from locallip.attacks import (
     strong_attempts,
 )
 from locallip.attacks.apgd import _checked, checkpoints, targeted_dlr
+from locallip.breaking import read_attack_rows
+from locallip.breaking import run as breaking_run
 from locallip.certify.confirm import Judge
 from locallip.data import load_images
 from locallip.proofs import read_rows
@@ -527,8 +529,103 @@ def test_rows_that_are_there_are_not_overwritten(attack, tmp_path):
     (tmp_path / "rows.jsonl").write_text("mine\n")
     code, _, err = attack("--out", tmp_path / "rows.jsonl")
     assert code == 2
-    assert "is there already: name another --out" in err
+    assert "is there already: go on with --resume, or name another --out" in err
     assert (tmp_path / "rows.jsonl").read_text() == "mine\n"
+
+
+def test_an_attack_cut_off_anywhere_goes_on_to_the_same_rows(attack, tmp_path):
+    few = ("--attack", "pgd", "--batch", 3)
+    whole, cut = tmp_path / "whole.jsonl", tmp_path / "cut.jsonl"
+    code, printed, _ = attack(*few, "--out", whole, "--json")
+    assert code == 0
+    content, about = whole.read_bytes(), json.loads(printed)
+    assert about["run"]["images"] == COUNT
+    for share, chunks in ((0.0, 0), (0.4, 1), (0.77, 3), (1.0, 4)):  # of four, with six images each
+        cut.write_bytes(content[: int(share * len(content))])
+        cut.with_suffix(".json").write_text(json.dumps({**about, "summary": None, "run": None}))
+        code, printed, err = attack(*few, "--out", cut, "--resume", "--json")
+        assert code == 0
+        assert cut.read_bytes() == content
+        again = json.loads(printed)
+        assert again == json.loads(cut.with_suffix(".json").read_text())
+        assert (again["settings"]["seed"], again["summary"]) == (about["settings"]["seed"], about["summary"])
+        assert again["run"]["images"] == COUNT - 6 * chunks
+        assert (f"{6 * chunks} images were attacked before; {COUNT - 6 * chunks} to go" in err) == (chunks > 0)
+
+
+def test_rows_are_there_before_the_attack_ends(attack, tmp_path, monkeypatch):
+    """Ctrl-C in the third chunk leaves two, and says how to go on."""
+    rows, made = tmp_path / "rows.jsonl", []
+    attacked = breaking_run._Chunk.rows
+
+    def stopped(chunk):
+        made.append(chunk)
+        if len(made) == 3:
+            raise KeyboardInterrupt
+        return attacked(chunk)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(breaking_run._Chunk, "rows", stopped)
+        code, out, err = attack("--attack", "pgd", "--batch", 3, "--out", rows)
+    assert (code, out) == (130, "")
+    assert f"the rows so far are in {rows}: the same command with --resume goes on" in err
+    assert [row.index for row in read_attack_rows(rows)] == list(range(12))
+    assert json.loads(rows.with_suffix(".json").read_text())["summary"] is None
+    assert attack("--attack", "pgd", "--batch", 3, "--out", rows, "--resume")[0] == 0
+    assert len(read_attack_rows(rows)) == COUNT
+
+
+def test_an_attack_goes_on_with_its_own_rows_alone(attack, certified, tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    few = ("--attack", "pgd", "--batch", 3, "--out", rows)
+    assert attack(*few)[0] == 0
+    lines = rows.read_text().splitlines(keepends=True)
+    place = next(i for i, line in enumerate(lines) if json.loads(line)["broken"])
+    for changes, told in (
+        ({"label": 10}, "its label is 10"),
+        ({"broken": False}, "broken is False, by pgd"),
+        ({"distance": 1.0}, "broken at the distance 1.0 in a ball of radius"),
+        ({"prediction": 10}, "it is broken with prediction 10"),
+        ({"index": 99}, "are not those of the images 0, 1, 2"),
+        ({"broken": 1}, "broken = '1' is not what it should be"),
+        ({"more": 1}, "has the fields"),
+    ):
+        forged = json.dumps({**json.loads(lines[place]), **changes}) + "\n"
+        rows.write_text("".join([*lines[:place], forged, *lines[place + 1 :]]))
+        code, _, err = attack(*few, "--resume")
+        assert (code, told in err) == (2, True), err
+    rows.write_text("".join(lines))
+    code, _, err = attack(*few, "--resume", "--pixels")
+    assert (code, "is of another run: pixels was False and is True" in err) == (2, True)
+    code, _, err = attack("--out", certified, "--resume")
+    assert (code, "is not of `locallip attack`: name another --out" in err) == (2, True)
+    code, _, err = attack("--resume")
+    assert (code, "name them with --out" in err) == (2, True)
+    assert rows.read_text() == "".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("lines", "ended", "told"),
+    [
+        (0, True, "has no rows for 24 images"),
+        (5, True, "has 5 rows for 24 images"),
+        (5, False, "has 5 rows for 24 images"),
+        (5.5, False, "has 5 rows for 24 images"),
+        (24, False, "has 24 rows for 24 images"),
+        (None, False, "has no rows for 24 images"),
+    ],
+)
+def test_certificates_of_a_run_that_has_not_ended_are_refused(attack, certified, tmp_path, lines, ended, told):
+    rows, all_lines = tmp_path / "rows.jsonl", certified.read_text().splitlines(keepends=True)
+    if lines is not None:
+        half = all_lines[int(lines)][:20] if lines != int(lines) else ""
+        rows.write_text("".join(all_lines[: int(lines)]) + half)
+    about = json.loads(about_file(certified).read_text())
+    about_file(rows).write_text(json.dumps(about if ended else {**about, "summary": None}))
+    code, out, err = attack("--certified", rows)
+    assert (code, out) == (2, "")
+    assert f"{rows} {told}: `locallip certify` has not ended, or rows are missing" in err
+    assert "with --resume, then attack" in err
 
 
 def test_without_the_extra_the_command_says_what_to_install(attack, monkeypatch):

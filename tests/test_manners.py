@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import io
 import json
 import os
 import platform
@@ -20,7 +21,8 @@ import torch
 import locallip as ll
 import locallip_command
 from locallip import cli
-from locallip.options import options_of
+from locallip.options import WrongOption, options_of
+from locallip.parsing import parsed
 from locallip.training.recipe import names
 from locallip.training.run import Diverged
 from locallip.zoo import model_cards
@@ -145,6 +147,100 @@ def test_mistakes_exit_with_2_and_say_what_may_have_been_meant(command, monkeypa
     assert hint in err
 
 
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        (["certify", "--esp", "0.5"], "there is no option --esp (did you mean '--eps'?)"),
+        (["certify", "x", "-q"], "there is no option -q"),
+        (["certify"], "MODEL is missing"),
+        (["certify", "--json"], "MODEL is missing"),
+        (["certify", "x", "y"], "there is no place for 'y'"),
+        (["certify", "x", "--limit", "abc"], "--limit wants a whole number, got 'abc'"),
+        (["certify", "x", "--limit=1.5"], "--limit wants a whole number, got '1.5'"),
+        (["certify", "x", "--failure-prob", "few"], "--failure-prob wants a number, got 'few'"),
+        (["certify", "x", "--limit"], "--limit wants a value behind it"),
+        (["certify", "x", "--limit", "--json"], "--limit wants a value behind it"),
+        (["certify", "x", "--json=yes"], "--json takes no value, got 'yes'"),
+        (["certify", "x", "--no-json"], "there is no option --no-json (did you mean '--json'?)"),
+        (["report"], "RUNS is missing"),
+        (["report", "x", "--rows"], "--rows wants a value behind it"),
+        (["completion", "zhs"], "SHELL zhs: choose one of bash, zsh, fish (did you mean 'zsh'?)"),
+        (["models", "all"], "there is no place for 'all'"),
+        (["train", "demo", "--epochs", "many"], "--epochs wants a number, got 'many'"),
+        (["train", "demo", "--compiled", "yes"], "there is no place for 'yes'"),
+    ],
+)
+def test_a_call_that_cannot_be_read_gets_one_line(command, args, told):
+    code, out, err = command(*args)
+    shown = " ".join(args[:2] if args[0] == "train" else args[:1])
+    assert (code, out, err) == (2, "", f"locallip: {told}; see `locallip {shown} --help`\n")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["x"], [*["x", "--limit", "5", "--data_root", "d", "--json"]], ["--seed=-1", "x"], ["x", "--eps", "-1", "--resume"]],
+)
+def test_calls_that_can_be_read_are_read(words):
+    asked = {"--limit": ("limit", 5), "--seed=-1": ("seed", -1), "--eps": ("eps", "-1")}
+    call = parsed(cli.COMMANDS["certify"], words, "locallip certify")
+    assert (call.func, call.args) == (cli.COMMANDS["certify"], ("x",))
+    for word, (name, value) in asked.items():
+        assert (call.keywords[name] == value) == (word in words)
+
+
+def test_switches_of_a_recipe_go_both_ways(command, monkeypatch):
+    seen = []
+    monkeypatch.setattr(cli, "fit", lambda recipe, options: seen.append((recipe, options)) or {"evaluation": None})
+    for word in ("--intervals", "--no-intervals", "--compiled", "--no-compiled", "--no-evaluate"):
+        assert command("train", "demo", word, "--epochs", "3")[0] == 0
+    assert [recipe.intervals for recipe, _ in seen[:2]] == [True, False]
+    assert [options.compiled for _, options in seen] == [None, None, True, False, None]
+    assert [options.evaluate for _, options in seen] == [True] * 4 + [False]
+    assert {(recipe.epochs, recipe.name) for recipe, _ in seen} == {(3.0, "demo")}
+
+
+@pytest.mark.parametrize("coding", ["utf-8", "ascii"])
+def test_what_the_parser_alone_refuses_is_one_line_too(monkeypatch, coding):
+    """A kind of value that our own check does not know, in terminals with frames of lines and of dashes."""
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), coding))
+
+    def number(point: complex = 1j) -> None: ...
+
+    with pytest.raises(WrongOption, match=r"--point.*; see `locallip number --help`$") as told:
+        parsed(number, ["--point", "x"], "locallip number")
+    assert not re.search("[\u2500-\u257f\n]|---|helptext|Value error", str(told.value))
+
+
+def test_help_names_no_default_that_says_nothing(command):
+    for name in (*cli.COMMANDS, "train"):
+        text = command(name, *(["demo"] if name == "train" else []), "--help")[1]
+        flat = " ".join(re.sub("[\u2500-\u257f]", " ", text).split())
+        assert "None" not in flat
+        assert "(default: )" not in flat
+        assert "(default: False)" not in flat.replace("needs a third less time. (default: False)", "")
+    text = " ".join(command("report", "--help")[1].replace("│", " ").split())
+    assert "locallip report [-h] [OPTIONS] RUNS ..." in text
+    assert "several stand side by side. (required)" in text
+    text = " ".join(command("certify", "--help")[1].replace("│", " ").split())
+    assert "--limit INT Only the first so many images (default: all)." in text
+    assert "(default: what the network was trained for)" in text
+
+
+def test_completion_installed_as_its_help_says_works_in_bash(command, tmp_path):
+    if shutil.which("bash") is None:
+        pytest.skip("there is no bash here")
+    text = command("completion", "--help")[1]
+    lines = [line.strip() for line in text.splitlines() if "bash" in line and line.startswith("  ")]
+    assert len(lines) == 2
+    ours = f'locallip() {{ "{sys.executable}" -m locallip "$@"; }}'
+    then = '. ~/.bashrc; COMP_WORDS=(locallip certify x --gu) COMP_CWORD=3; _locallip; echo "$COMPREPLY"'
+    done = subprocess.run(
+        ["bash", "--norc", "-c", "\n".join([ours, *lines, then])],
+        env={**os.environ, "HOME": str(tmp_path)}, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert (done.stdout, done.stderr) == ("--guarantee\n", "")
+
+
 def test_versions_for_people_and_for_scripts(command):
     code, out, _ = command("--version", "--json")
     found = json.loads(out)
@@ -253,6 +349,20 @@ def test_verify_says_yes_with_0_and_no_with_1(command, network_file, tmp_path):
     assert "does not agree" in err
     (tmp_path / "rows.json").write_text("{")
     assert command("verify", rows, "--model", network_file, "--json")[:2] == (2, "")
+
+
+def test_verify_says_how_far_it_is_in_a_terminal_alone(command, network_file, tmp_path, monkeypatch):
+    rows = tmp_path / "rows.jsonl"
+    few = ("--data", "embedded", "--eps", "1e-6", "--limit", 4, "--device", "cpu")
+    assert command("certify", network_file, *few, "--out", rows)[0] == 0
+    code, out, err = command("verify", rows, "--model", network_file)
+    assert (code, err) == (0, "")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    code, again, err = command("verify", rows, "--model", network_file, "--sample", 3)
+    assert (code, again) == (0, out.replace("4 of them", "3 of them"))
+    assert err.splitlines()[0] == "4 rows fit their settings; 3 of them to repeat"
+    assert err.splitlines()[-1] == "3 of 3 rows repeated, 0 came out otherwise, 0 s left"
+    assert command("verify", rows, "--model", network_file, "--json")[2] == ""
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import copy
 import csv
 import dataclasses
 import json
+import re
 import shutil
 from itertools import pairwise
 from pathlib import Path
@@ -300,7 +301,10 @@ def test_rows_have_radii_that_agree_with_their_verdicts(model, images, guarantee
     assert curve[0.0] == summary["correct"]
     assert list(curve.values()) == sorted(curve.values(), reverse=True)
     assert summary["failure_prob_of_all"] == pytest.approx(COUNT * 1e-9 if settings.failure_prob else 0)
-    assert "radius: median" in describe(summary, guarantee)
+    shown = describe(summary, guarantee)
+    assert "radius: median" in shown
+    others = [float(eps) for eps in re.findall(r"% {2}at eps (\S+)", shown)]
+    assert others == [float(f"{settings.radius * part:.4g}") for part in (0.2, 0.6, 1.4, 1.8)]  # eps itself stands above
     assert "curve" not in plain_summary
     assert "radius" not in describe(plain_summary, guarantee)
 

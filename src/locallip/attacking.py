@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict
 from json import dumps
 from pathlib import Path
 from typing import Literal
@@ -14,18 +13,15 @@ from locallip.breaking import (
     AttackJob,
     BrokenCertificate,
     attack_images,
-    check_out,
-    compared,
     describe,
     read_certified,
-    write_rows,
 )
 from locallip.breaking.against import alarm, is_alarming, outcome
 from locallip.brought import brought, name_of
 from locallip.data import DataName
 from locallip.network import UnsupportedLayer
-from locallip.options import WrongOption, check, device_of, radius_of
-from locallip.proofs import WrongRows
+from locallip.options import check, device_of, radius_of
+from locallip.proofs.settings import about_file
 from locallip.zoo import WrongModel
 
 
@@ -43,6 +39,7 @@ def attack(
     split: Literal["test", "train"] = "test",
     limit: int | None = None,
     out: Path | None = None,
+    resume: bool = False,
     certified: Path | None = None,
     batch: int | None = None,
     seed: int | None = None,
@@ -55,28 +52,31 @@ def attack(
       locallip attack mnist-4c3f-local-g --data embedded --limit 100
       locallip attack mnist-4c3f-local-g --data embedded --limit 100 --certified rows.jsonl
       locallip attack runs/mine --attack pgd --steps 20 --json > attack.json
+      locallip attack runs/mine --out attack.jsonl --resume    goes on where it was stopped
 
     Args:
         model: A name from `locallip models`, a run folder or a .safetensors file.
-        data: Which images; those that the network was trained on if not given.
-        eps: Radius of the l2 balls, for pixels in [0, 1]; a number or a fraction such as 36/255. What the network was
-            trained for if not given.
+        data: Which images (default: those that the network was trained on).
+        eps: Radius of the l2 balls, for pixels in [0, 1]; a number or a fraction such as 36/255 (default:
+            what the network was trained for).
         attack: pgd is PGD with steps of eps/4, as in the paper; apgd is APGD-CE and APGD-T; strong is all three, each on
             what is left; autoattack is the standard version of AutoAttack, by the extra 'attack'.
         steps: Steps of each run of an attack.
         restarts: Random starts of each attack.
         pixels: Keep the points of the attack in [0, 1], as pixels are; a certificate covers the others too. AutoAttack
             always does.
-        data_root: Folder that holds the data sets; LOCALLIP_DATA or ./data if not given.
+        data_root: Folder that holds the data sets (default: LOCALLIP_DATA, or else ./data).
         download: Fetch missing data from its official place.
         split: Which images of the data set.
-        limit: The first so many images only.
-        out: Rows to write, one per image: a file that ends in .jsonl, with settings and summary in .json beside it.
-        certified: Rows of `locallip certify` for this network and these images: exit code 1 if one that they call CERTIFIED
-            is broken.
-        batch: Images attacked together; 100 on a CPU and 500 on a GPU if not given.
-        seed: Start of every random draw; drawn and noted if not given.
-        device: Such as cpu or cuda:1; the first GPU if there is one.
+        limit: Only the first so many images (default: all).
+        out: Rows to write, one per image: a file that ends in .jsonl, with settings and summary in .json beside it (default:
+            no rows are kept).
+        resume: Go on with the rows in --out, those of a run that was stopped.
+        certified: Rows that `locallip certify --out` wrote for this network and these images: exit code 1 if one that they
+            call CERTIFIED is broken.
+        batch: Images attacked together (default: 100 on a CPU, 500 on a GPU).
+        seed: Start of every random draw (default: drawn and noted).
+        device: Such as cpu or cuda:1 (default: the first GPU, or else the CPU).
         json: Print the summary as JSON.
     """
     check(limit is None or limit > 0, f"--limit must be at least 1, got {limit}")
@@ -88,11 +88,9 @@ def attack(
         attack != "autoattack" or (steps, restarts) == (100, 1),
         "--steps and --restarts do not go with --attack autoattack, whose standard version has its own",
     )
-    try:
-        if out is not None:
-            check_out(out)
-    except WrongRows as error:
-        raise WrongOption(str(error)) from None
+    check(out is None or out.suffix == ".jsonl", f"--out {out}: rows of an attack are kept in a file that ends in .jsonl")
+    check(out is None or out.parent.is_dir(), f"--out {out}: there is no folder {out.parent if out else ''}")
+    check(out is not None or not resume, "--resume goes on with the rows of an earlier run: name them with --out")
     network, images, radius = brought(model, data, eps, split, data_root, download)
     held = None if certified is None else read_certified(certified, network, images, radius_of(radius))
     place = device_of(device) or torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -107,22 +105,20 @@ def attack(
         batch_size=batch or (500 if place.type == "cuda" else 100),
         seed=seed,
         device=place,
+        out=out,
+        resume=resume,
     )
     try:
-        rows, settings, summary = attack_images(job, network, images, _to_stderr)
+        found = attack_images(job, network, images, _to_stderr, held)
     except UnsupportedLayer as error:
         raise WrongModel(f"{model}: {error}") from None
-    comparison = None if held is None else compared(held, rows)
-    if comparison is not None:
-        summary["against"] = comparison
-    if out is not None:
-        write_rows(out, rows, settings, summary)
+    comparison = found.summary.get("against")
     if json:
-        print(dumps({"settings": asdict(settings), "summary": summary}, indent=1))
+        print(dumps(found.about(), indent=1))
     else:
-        print(describe(summary, settings))
+        print(describe(found.summary, found.settings))
         if out is not None:
-            print(f"rows in {out}, settings and summary in {out.with_suffix('.json')}")
+            print(f"rows in {out}, settings and summary in {about_file(out)}")
     if comparison is not None and is_alarming(comparison):
         raise BrokenCertificate(alarm(comparison))
     if comparison is not None and not json:

@@ -59,19 +59,20 @@ def audit(
 
     Args:
         model: A name from `locallip models`, a run folder or a .safetensors file.
-        data: Which images; those that the network was trained on if not given.
-        eps: The first radius to certify, for pixels in [0, 1]; a number or a fraction such as 36/255. What the network was
-            trained for if not given.
+        data: Which images (default: those that the network was trained on).
+        eps: The first radius to certify, for pixels in [0, 1]; a number or a fraction such as 36/255 (default:
+            what the network was trained for).
         guarantee: What the certificates rest on.
         attempts: Make at least so many attempts; each is one point in a certified ball.
-        data_root: Folder that holds the data sets; LOCALLIP_DATA or ./data if not given.
+        data_root: Folder that holds the data sets (default: LOCALLIP_DATA, or else ./data).
         download: Fetch missing data from its official place.
         split: Which images of the data set.
         limit: Ask for certificates of the first so many images.
-        batch: Attempts made together; 200 on a CPU and 5000 on a GPU if not given.
-        seed: Start of every random draw; drawn and noted if not given.
-        device: Such as cpu or cuda:1; the first GPU if there is one.
-        out: Report to write, a file that ends in .json; a point that breaks a certificate goes into .safetensors beside it.
+        batch: Attempts made together (default: 200 on a CPU, 5000 on a GPU).
+        seed: Start of every random draw (default: drawn and noted).
+        device: Such as cpu or cuda:1 (default: the first GPU, or else the CPU).
+        out: Report to write, a file that ends in .json; a point that breaks a certificate goes into .safetensors beside it
+            (default: no report is kept).
         json: Print the report as JSON.
     """
     check(attempts >= 1, f"--attempts must be at least 1, got {attempts}")

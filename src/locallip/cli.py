@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from json import dumps
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import torch
 
@@ -25,7 +25,7 @@ from locallip.auditing import audit
 from locallip.breaking import BrokenCertificate
 from locallip.completion import Completed, script
 from locallip.data import DamagedData, MissingData
-from locallip.options import WrongOption, check, check_choices, device_of, options_of, radius_of
+from locallip.options import WrongOption, check, device_of, options_of, radius_of
 from locallip.proofs import WrongRows
 from locallip.provenance import hardware
 from locallip.proving import Disagreement, certify, verify
@@ -74,8 +74,8 @@ def demo(
         seed: Start of every random draw; the same seed gives the same result on the same machine.
         limit: Certify the first so many test images, at most 10000.
         images: Train on the first so many training images, at most 10000.
-        out: Run folder to keep: weights, metrics, checkpoints, certificates.
-        page: Report to write; report.html in --out if not given, or locallip-demo.html here.
+        out: Run folder to keep: weights, metrics, checkpoints, certificates (default: none is kept).
+        page: Report to write (default: report.html in --out, or else locallip-demo.html here).
         json: Print what was found as JSON, and all else on stderr.
     """
     radius = radius_of(eps)
@@ -140,13 +140,21 @@ def table(results: Path = Path("results"), json: bool = False) -> None:
 def completion(shell: Literal["bash", "zsh", "fish"], /) -> None:
     """Print a script that completes commands, options, choices and the names of networks and recipes in a shell.
 
+    Run the lines for your shell once, and the one with `locallip` again after an update. Then open a new shell, type
+    `locallip cer` and press Tab.
+
     For example:
-      locallip completion bash > ~/.locallip-completion    and `source ~/.locallip-completion` in ~/.bashrc
-      locallip completion zsh > ~/.zsh/_locallip    with fpath+=~/.zsh before compinit in ~/.zshrc
+      locallip completion bash > ~/.locallip.bash
+      echo 'source ~/.locallip.bash' >> ~/.bashrc
+
+      locallip completion zsh > ~/.locallip.zsh
+      echo 'autoload -Uz compinit && compinit && source ~/.locallip.zsh' >> ~/.zshrc
+
+      mkdir -p ~/.config/fish/completions
       locallip completion fish > ~/.config/fish/completions/locallip.fish
 
     Args:
-        shell: bash, zsh or fish.
+        shell: Which shell the script is for; `echo $SHELL` says which one you have.
     """
     networks = [card.name for card in model_cards()]
     behind = {
@@ -167,17 +175,17 @@ class Train:
 
     Args:
         recipe: The recipe's own fields.
-        out: Run folder to write; runs/RECIPE if not given.
-        data_root: Folder that holds the data sets; LOCALLIP_DATA or ./data if not given.
+        out: Run folder to write (default: runs/RECIPE).
+        data_root: Folder that holds the data sets (default: LOCALLIP_DATA, or else ./data).
         download: Fetch missing data from its official place.
         resume: Go on with the run in --out.
-        device: Such as cpu or cuda:1; the first GPU if there is one.
+        device: Such as cpu or cuda:1 (default: the first GPU, or else the CPU).
         compiled: Compile the step with torch.compile; done on a GPU anyway. On a CPU it needs a C++ compiler and takes two
             minutes first, which pays in runs of many minutes.
         evaluate: Evaluate on the test images at the end.
-        limit: Evaluate on the first so many images only.
-        results: Also write the result file here, as RECIPE.json.
-        stop_after: Save and stop after so many seconds, as Ctrl-C does.
+        limit: Evaluate on the first so many images only (default: all).
+        results: Folder to write the result file to as well, as RECIPE.json.
+        stop_after: Save and stop after so many seconds, as Ctrl-C does (default: train to the end).
         json: Print the result as JSON at the end.
     """
 
@@ -197,7 +205,7 @@ class Train:
 
 def train(args: Sequence[str]) -> None:
     """`locallip train RECIPE ...`: the recipe is read first, as its values are the defaults of its fields."""
-    import tyro
+    from locallip.parsing import parsed
 
     if not args or args[0] in ("-h", "--help"):
         print(TRAIN_USAGE, end="")
@@ -206,10 +214,7 @@ def train(args: Sequence[str]) -> None:
     check(
         not name.startswith("-"), f"the recipe comes first: locallip train RECIPE {name} ...; `locallip recipes` lists them"
     )
-    check_choices(Train, rest)
-    flat = Annotated[Train, tyro.conf.OmitArgPrefixes]
-    start = Train(_stretched(find(name), rest))
-    asked = tyro.cli(flat, args=rest, default=start, prog=f"locallip train {name}", config=(tyro.conf.DisallowNone,))
+    asked = parsed(Train, rest, f"locallip train {name}", pairs=True, recipe=_stretched(find(name), rest))()
     check(asked.limit is None or asked.limit > 0, f"--limit must be at least 1, got {asked.limit}")
     check(asked.stop_after is None or asked.stop_after > 0, f"--stop-after must be above 0, got {asked.stop_after}")
     check(asked.evaluate or asked.results is None, "--results wants figures: leave out --no-evaluate or --results")
@@ -327,19 +332,19 @@ def _run(args: Sequence[str]) -> int:
         return 0
     without_colours()
     try:
-        import tyro
+        import tyro  # noqa: F401
     except ImportError:
         print(MISSING_EXTRA, file=sys.stderr)
         return 3
+    from locallip.parsing import parsed
+
     if name == "help":
         name, rest = rest[0], ["--help"]
         check(name in SUMMARIES, f"there is no command {name!r}{nearest(name, list(SUMMARIES))}")
     if name == "train":
         train(rest)
         return 0
-    check_choices(COMMANDS[name], rest)
-    markers = (tyro.conf.PositionalMetavarFromFieldName, tyro.conf.FlagCreatePairsOff, tyro.conf.DisallowNone)
-    tyro.cli(COMMANDS[name], args=rest, prog=f"locallip {name}", config=markers)
+    parsed(COMMANDS[name], rest, f"locallip {name}")()
     return 0
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -50,10 +50,16 @@ def device_of(name: str | None) -> torch.device | None:
 
 @dataclass(frozen=True)
 class Option:
-    """What may stand behind an option: nothing, one of its choices, or anything where there are none."""
+    """What may stand behind an option, or for a word without one: nothing, one of its choices, a number, or anything.
+
+    `many` words may stand there, at least one of them where it is `required`.
+    """
 
     takes_value: bool
     choices: tuple[str, ...] = ()
+    number: type[int] | type[float] | None = None
+    many: bool = False
+    required: bool = False
 
 
 def options_of(command: Callable[..., Any]) -> dict[str, Option]:
@@ -67,22 +73,89 @@ def options_of(command: Callable[..., Any]) -> dict[str, Option]:
         elif hint is bool:
             found[f"--no-{dashed}" if argument.default is True else f"--{dashed}"] = Option(takes_value=False)
         elif argument.kind is not argument.POSITIONAL_ONLY:
-            literals = [part for part in (hint, *get_args(hint)) if get_origin(part) is Literal]
-            found[f"--{dashed}"] = Option(True, tuple(str(value) for part in literals for value in get_args(part)))
+            found[f"--{dashed}"] = _option(hint)
     return found
 
 
-def check_choices(command: Callable[..., Any], args: Sequence[str]) -> None:
-    """Refuse a value that is none of an option's choices, and name the one that was meant."""
-    known = options_of(command)
-    for place, word in enumerate(args):
+def places_of(command: Callable[..., Any]) -> dict[str, Option]:
+    """What stands behind a command without a name, by the word that the help has for it."""
+    hints = get_type_hints(command)
+    places = [p for p in inspect.signature(command).parameters.values() if p.kind is p.POSITIONAL_ONLY]
+    return {p.name.upper(): _option(hints[p.name], p.default is p.empty) for p in places}
+
+
+def _option(hint: Any, required: bool = False) -> Option:
+    parts = (hint, *get_args(hint))
+    literals = [str(value) for part in parts if get_origin(part) is Literal for value in get_args(part)]
+    number = int if int in parts else float if float in parts else None
+    return Option(bool not in parts, tuple(literals), number, get_origin(hint) is tuple, required)
+
+
+def check_words(command: Callable[..., Any], words: Sequence[str], prog: str, *, pairs: bool = False) -> None:
+    """Refuse words that the command does not know or cannot read, in a sentence that says what may have been meant.
+
+    With `pairs`, what can be switched on can be switched off by --no- before it, and the other way round.
+    """
+    try:
+        _check_words(command, words, pairs)
+    except WrongOption as error:
+        raise WrongOption(f"{error}; see `{prog} --help`") from None
+
+
+def _check_words(command: Callable[..., Any], words: Sequence[str], pairs: bool) -> None:
+    known, places, behind = options_of(command), places_of(command), list[str]()
+    if pairs:
+        known |= {_turned(name): option for name, option in known.items() if not option.takes_value}
+    left = list(reversed(words))
+    while left:
+        word = left.pop()
+        if word in ("-h", "--help"):
+            return  # the help is all that will be printed
         name, equals, value = word.partition("=")
+        if not name.startswith("-") or name == "-":
+            behind.append(word)
+            continue
         option = known.get(name.replace("_", "-"))
-        if not equals:
-            if place + 1 == len(args):
-                return  # the parser says what is missing
-            value = args[place + 1]
-        if option is not None and option.choices and value not in option.choices:
-            raise WrongOption(
-                f"{name} {value or repr(value)}: choose one of {', '.join(option.choices)}{nearest(value, option.choices)}"
-            )
+        if option is None:
+            raise WrongOption(f"there is no option {name}{nearest(name, list(known))}")
+        if not option.takes_value:
+            check(not equals, f"{name} takes no value, got {value!r}")
+            continue
+        values = [value] if equals else _values(option, left)
+        check(len(values) > 0, f"{name} wants a value behind it")
+        for value in values:
+            _check_value(name, option, value)
+    _check_places(places, behind)
+
+
+def _turned(name: str) -> str:
+    return f"--{name.removeprefix('--no-')}" if name.startswith("--no-") else f"--no-{name.removeprefix('--')}"
+
+
+def _values(option: Option, left: list[str]) -> list[str]:
+    """The words behind an option that are its own, taken off those that are left."""
+    values = list[str]()
+    while left and not left[-1].startswith("--") and (option.many or not values):
+        values.append(left.pop())
+    return values
+
+
+def _check_value(name: str, option: Option, value: str) -> None:
+    if option.choices and value not in option.choices:
+        choices = ", ".join(option.choices)
+        raise WrongOption(f"{name} {value or repr(value)}: choose one of {choices}{nearest(value, option.choices)}")
+    if option.number is not None:
+        kind = "a whole number" if option.number is int else "a number"
+        try:
+            option.number(value)
+        except ValueError:
+            raise WrongOption(f"{name} wants {kind}, got {value!r}") from None
+
+
+def _check_places(places: Mapping[str, Option], behind: list[str]) -> None:
+    for name, option in places.items():
+        values, behind = (behind, []) if option.many else (behind[:1], behind[1:])
+        check(bool(values) or not option.required, f"{name} is missing")
+        for value in values:
+            _check_value(name, option, value)
+    check(not behind, f"there is no place for {' '.join(behind)!r}")

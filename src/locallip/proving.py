@@ -59,26 +59,29 @@ def certify(
 
     Args:
         model: A name from `locallip models`, a run folder or a .safetensors file.
-        data: Which images; those that the network was trained on if not given.
-        eps: Radius of the l2 balls, for pixels in [0, 1]; a number or a fraction such as 36/255. What the network was
-            trained for if not given.
-        guarantee: What every bound rests on; an estimate proves nothing.
-        data_root: Folder that holds the data sets; LOCALLIP_DATA or ./data if not given.
+        data: Which images (default: those that the network was trained on).
+        eps: Radius of the l2 balls, for pixels in [0, 1]; a number or a fraction such as 36/255 (default:
+            what the network was trained for).
+        guarantee: What every bound rests on: a proof that may fail with the chance --failure-prob, a deterministic proof, or
+            an estimate, which proves nothing.
+        data_root: Folder that holds the data sets (default: LOCALLIP_DATA, or else ./data).
         download: Fetch missing data from its official place.
         split: Which images of the data set.
-        limit: The first so many images only.
-        out: Rows to write, one per image: a file that ends in .jsonl or .csv, with settings and summary in .json beside it.
-        resume: Go on with the rows in --out.
+        limit: Only the first so many images (default: all).
+        out: Rows to write, one per image: a file that ends in .jsonl or .csv, with settings and summary in .json beside it
+            (default: no rows are kept).
+        resume: Go on with the rows in --out, those of a run that was stopped.
         radius: Also look for the largest radius that can be certified for each image, and print certified accuracy over eps;
             takes several times as long.
         method: local is the paper's bound; auto also looks for slopes that pull the worst logits back through the network.
-        deployed_dtype: Certify what the program in float32 does as well, at every point that float32 can hold.
-        failure_prob: Chance that one image's certificate, or its radius, is wrong, under high_probability.
-        attack_steps: Steps of the attack that spares images it breaks a proof; 0 for none.
-        power_steps: Products with a layer and its transpose per norm, under estimate.
-        batch: Images looked at together; 32 on a CPU and 500 on a GPU if not given.
-        seed: Start of every random draw; drawn and noted if not given, which is safer.
-        device: Such as cpu or cuda:1; the first GPU if there is one.
+        deployed_dtype: Certify what the program in float32 does as well, at every point that float32 can hold (default: the
+            network in exact arithmetic alone).
+        failure_prob: Under high_probability, the chance that one image's certificate, or its radius, is wrong.
+        attack_steps: Steps of an attack before the proof, which images that it breaks are spared; 0 for no attack.
+        power_steps: Under estimate, products with a layer and its transpose per norm.
+        batch: Images looked at together (default: 32 on a CPU, 500 on a GPU).
+        seed: Start of every random draw (default: drawn and noted, which is safer).
+        device: Such as cpu or cuda:1 (default: the first GPU, or else the CPU).
         json: Print the summary as JSON.
     """
     check(limit is None or limit > 0, f"--limit must be at least 1, got {limit}")
@@ -118,10 +121,6 @@ def certify(
         _, settings, summary = certify_images(job, network, images, _to_stderr)
     except (UnsupportedLayer, LayerTooLarge) as error:
         raise WrongModel(f"{model}: {error}") from None
-    except KeyboardInterrupt:
-        if out is not None and out.exists():
-            _to_stderr(f"the rows so far are in {out}: the same command with --resume goes on")
-        raise
     if json:
         print(dumps({"settings": asdict(settings), "summary": summary}, indent=1))
     else:
@@ -152,11 +151,11 @@ def verify(
 
     Args:
         rows: The .jsonl or .csv file, with its .json beside it.
-        model: The network, if it is not a name from `locallip models`: a run folder or a .safetensors file.
-        data_root: Folder that holds the data sets; LOCALLIP_DATA or ./data if not given.
+        model: Where the network is, a run folder or a .safetensors file (default: the name in the rows' settings).
+        data_root: Folder that holds the data sets (default: LOCALLIP_DATA, or else ./data).
         download: Fetch missing data from its official place.
         sample: Repeat so many rows, drawn anew each time.
-        device: Such as cpu or cuda:1; the first GPU if there is one.
+        device: Such as cpu or cuda:1 (default: the first GPU, or else the CPU).
         json: Print what was found as JSON.
     """
     check(sample >= 1, f"--sample must be at least 1, got {sample}")
@@ -171,7 +170,8 @@ def verify(
             f"{error}. {rows} is about {settings.model}: say where that is with --model" if model is None else str(error)
         ) from None
     place = device_of(device) or torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    faults = verify_rows(rows, network, images, sample=sample, device=place)
+    say = (lambda line: None) if json or not sys.stderr.isatty() else _to_stderr
+    faults = verify_rows(rows, network, images, sample=sample, device=place, say=say)
     repeated = min(sample, settings.images)
     if json:
         about = {"rows": settings.images, "repeated": repeated, "eps": settings.eps, "guarantee": settings.guarantee}

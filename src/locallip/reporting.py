@@ -45,15 +45,15 @@ def report(
     Args:
         runs: Run folders, or names from `locallip models`; several stand side by side.
         out: Page to write, -o for short; it needs no other file and no network.
-        rows: Files of `locallip certify --out` to show; those in a run folder are found without.
-        explore: Look into so many test images for the explorer first, which takes seconds an image on a CPU; kept in the run
-            folder for the next report.
+        rows: Files of `locallip certify --out` to show; those in a run folder are shown anyway.
+        explore: Look into so many test images first, for the explorer; takes seconds an image on a CPU, and is kept in the
+            run folder for the next report.
         guarantee: What the explorer's bounds rest on.
-        layers: Layers whose norms the explorer takes anew for every image; all on a GPU, dense ones on a CPU if not given.
-        data_root: Folder that holds the data sets; LOCALLIP_DATA or ./data if not given.
+        layers: Layers whose norms the explorer takes anew for every image (default: all on a GPU, dense ones on a CPU).
+        data_root: Folder that holds the data sets (default: LOCALLIP_DATA, or else ./data).
         download: Fetch missing data from its official place.
         seed: Start of every random draw of the explorer.
-        device: Such as cpu or cuda:1; the first GPU if there is one.
+        device: Such as cpu or cuda:1 (default: the first GPU, or else the CPU).
     """
     try:
         from locallip.report.build import write_report

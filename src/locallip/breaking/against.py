@@ -34,8 +34,9 @@ class Certified(NamedTuple):
 
 def read_certified(path: Path, model: nn.Module, images: ImageSet, radius: float) -> Certified:
     """Rows that an attack with this radius can contradict; refused where they are about something else."""
-    settings, _ = read_about(path)
-    rows = read_rows(path)
+    settings, summary = read_about(path)
+    ended = summary is not None
+    rows = read_rows(path, whole=ended) if ended or path.exists() else []
     first = images.take(torch.arange(min(settings.images, len(images))))
     if fingerprint(model) != settings.fingerprint:
         raise WrongRows(f"{path} is about other weights: {settings.model} with the fingerprint {settings.fingerprint}")
@@ -49,6 +50,11 @@ def read_certified(path: Path, model: nn.Module, images: ImageSet, radius: float
     faults = contradictions(rows, settings, first)
     if faults:
         raise WrongRows(f"{path} does not fit its own settings: {faults[0]}")
+    if not ended or len(rows) < len(first):
+        raise WrongRows(
+            f"{path} has {len(rows) or 'no'} rows for {len(first)} images: `locallip certify` has not ended, or rows are "
+            "missing; give its command again with --resume, then attack"
+        )
     return Certified(path, settings, rows)
 
 

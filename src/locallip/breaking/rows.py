@@ -1,15 +1,17 @@
-"""One row per attacked image, as JSON lines, and the settings beside them."""
+"""One row per attacked image, as JSON lines, and the settings beside them; both can be read to go on."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from locallip.files import check_writable, write_atomically
+from locallip.data import ImageSet
 from locallip.proofs import WrongRows
+from locallip.proofs.check import out_of_order
+from locallip.proofs.rows import parsed, read_lines, value_of
+from locallip.proofs.settings import COMMON, Checks, about_file, check_values, is_bool, is_whole, radius_of, read_values
 
 
 @dataclass(frozen=True)
@@ -53,25 +55,60 @@ class AttackSettings:
     hardware: str
     environment: dict[str, Any]
 
-
-def check_out(path: Path) -> None:
-    """Refuse a place that rows cannot be written to, before there are any."""
-    if path.suffix != ".jsonl":
-        raise WrongRows(f"--out {path}: rows of an attack are kept in a file that ends in .jsonl")
-    if not path.parent.is_dir():
-        raise WrongRows(f"--out {path}: there is no folder {path.parent}")
-    for there in (path, path.with_suffix(".json")):
-        if there.exists():
-            raise WrongRows(f"{there} is there already: name another --out")
-    try:
-        check_writable(path)
-    except OSError as error:
-        raise WrongRows(f"--out {path} cannot be written: {error.strerror or error}") from None
+    @property
+    def radius(self) -> float:
+        """eps as a number, never below it."""
+        return radius_of(self.eps)
 
 
-def write_rows(path: Path, rows: Sequence[AttackRow], settings: AttackSettings, summary: Mapping[str, Any]) -> None:
-    """The rows, and settings and summary in .json beside them."""
-    lines = "".join(json.dumps(asdict(row), allow_nan=False) + "\n" for row in rows)
-    about = json.dumps({"settings": asdict(settings), "summary": dict(summary)}, indent=1, allow_nan=False) + "\n"
-    write_atomically(path, lines.encode())
-    write_atomically(path.with_suffix(".json"), about.encode())
+_CHECKS: Checks = {
+    **COMMON,
+    "attack": lambda value: value in ("pgd", "apgd", "strong", "autoattack"),
+    "steps": is_whole(1),
+    "restarts": is_whole(1),
+    "pixels": is_bool,
+}
+FIELDS = tuple(field.name for field in fields(AttackRow))
+_KINDS = {"index": int, "label": int, "prediction": int, "broken": bool, "by": str}
+_MAY_LACK = ("prediction", "by", "distance")
+
+
+def read_settings(path: Path) -> AttackSettings:
+    """The settings beside the rows of an attack."""
+    values, _ = read_values(path)
+    if "attack" not in values:
+        raise WrongRows(f"{path} is not of `locallip attack`: name another --out")
+    check_values(values, _CHECKS, about_file(path))
+    return AttackSettings(**{name: values[name] for name in _CHECKS})
+
+
+def read_attack_rows(path: Path) -> list[AttackRow]:
+    """The rows of an attack, those before a last line that a crash has cut off."""
+    return [
+        _row(parsed(line, f"{path}, line {n}"), f"{path}, line {n}") for n, line in enumerate(read_lines(path, False), 1)
+    ]
+
+
+def _row(values: Mapping[str, Any], where: str) -> AttackRow:
+    if set(values) != set(FIELDS):
+        raise WrongRows(f"{where} has the fields {', '.join(values)}; expected {', '.join(FIELDS)}")
+    return AttackRow(**{name: value_of(name, values[name], where, _KINDS, _MAY_LACK) for name in FIELDS})
+
+
+def contradictions(rows: Sequence[AttackRow], settings: AttackSettings, images: ImageSet) -> list[str]:
+    """What is wrong with rows that should be the first ones of an attack, one sentence each."""
+    labels = images.labels.tolist()
+    return out_of_order(rows, images) or [
+        f"row {row.index}: {fault}" for row in rows for fault in _faults(row, settings.radius, labels[row.index])
+    ]
+
+
+def _faults(row: AttackRow, radius: float, label: int) -> Iterator[str]:
+    if row.label != label:
+        yield f"its label is {row.label}, and that of the image {label}"
+    if row.broken and row.prediction != row.label:
+        yield f"it is broken with prediction {row.prediction} and label {row.label}"
+    if {row.broken} != {row.by is not None, row.distance is not None}:
+        yield f"broken is {row.broken}, by {row.by} at the distance {row.distance}"
+    if row.distance is not None and not 0 <= row.distance <= radius * (1 + 1e-9):
+        yield f"it is broken at the distance {row.distance} in a ball of radius {radius}"

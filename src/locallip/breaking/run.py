@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from locallip.arithmetic import autocast_off, is_out_of_memory
 from locallip.attacks import Attempts, attack_in_turn, autoattack_attempts, strong_attempts
-from locallip.breaking.rows import AttackRow, AttackSettings
+from locallip.breaking.against import Certified, compared
+from locallip.breaking.rows import AttackRow, AttackSettings, contradictions, read_attack_rows, read_settings
 from locallip.certify.confirm import Judge
 from locallip.certify.inputs import as_eps
 from locallip.data import ImageSet
+from locallip.proofs.journal import Say, begin, chunks_of, continued, grow, seed_of, writing
 from locallip.proofs.run import chunk_seed, data_checksum
+from locallip.proofs.settings import write_about
 from locallip.proofs.summary import wilson
 from locallip.provenance import environment, hardware
 
@@ -30,11 +32,11 @@ KINDS: dict[Kind, tuple[str, ...]] = {
     "apgd": ("apgd-ce", "apgd-t"),
     "strong": ("pgd", "apgd-ce", "apgd-t"),
 }
-#: Images per chunk, in batches: what stands is packed into full batches.
-BATCHES_PER_CHUNK = 8
+#: Images per chunk, in batches: what stands is packed into full batches. Rows are written a chunk at a time, so a chunk of
+#: the small batches of a CPU is short.
+BATCHES_PER_CHUNK, LARGE_BATCH, BATCHES_PER_LARGE_CHUNK = 2, 200, 8
 #: Seconds between two lines of progress.
 PATIENCE = 10.0
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -51,36 +53,76 @@ class AttackJob:
     batch_size: int = 500
     seed: int | None = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    out: Path | None = None
+    resume: bool = False
+
+    @property
+    def chunk(self) -> int:
+        """Images whose rows are written together."""
+        return self.batch_size * (BATCHES_PER_CHUNK if self.batch_size < LARGE_BATCH else BATCHES_PER_LARGE_CHUNK)
 
     @property
     def domain(self) -> tuple[float, float] | None:
         return PIXELS if self.pixels or self.kind == "autoattack" else None
 
 
-def attack_images(
-    job: AttackJob, model: nn.Module, images: ImageSet, say: Say = lambda line: None
-) -> tuple[list[AttackRow], AttackSettings, dict[str, Any]]:
-    """Rows, settings and summary for the first images of a set.
+class Attacked(NamedTuple):
+    """Rows, settings and summary of an attack; `run` says how many images it took how long for, this time."""
 
-    The attack runs in float32 on the model itself. What it finds counts as broken once a `Judge` has confirmed it.
+    rows: list[AttackRow]
+    settings: AttackSettings
+    summary: dict[str, Any]
+    run: dict[str, Any]
+
+    def about(self) -> dict[str, Any]:
+        """What stands beside the rows."""
+        return {"settings": asdict(self.settings), "summary": self.summary, "run": self.run}
+
+
+def attack_images(
+    job: AttackJob,
+    model: nn.Module,
+    images: ImageSet,
+    say: Say = lambda line: None,
+    certified: Certified | None = None,
+) -> Attacked:
+    """Attack the first images of a set; with `job.out` rows, settings and summary also go to disk, chunk by chunk.
+
+    The attack runs in float32 on the model itself. What it finds counts as broken once a `Judge` has confirmed it. The
+    summary says what that means for rows of `locallip certify`, where there are some.
     """
+    with writing(job.out, say):
+        return _attack_images(job, model, images, say, certified)
+
+
+def _attack_images(job: AttackJob, model: nn.Module, images: ImageSet, say: Say, certified: Certified | None) -> Attacked:
+    start = time.perf_counter()
     count = len(images) if job.limit is None else min(job.limit, len(images))
     images = images.take(torch.arange(count))
-    seed = secrets.randbits(62) if job.seed is None else job.seed
+    known = continued(job.out, job.resume, read_settings)
+    seed = seed_of(job.seed, known)
     model = model.to(job.device).eval()
     judge = Judge(model, images.shape, job.device)
     if job.kind == "autoattack":
         autoattack_attempts(model, judge.classes, seed=seed)  # says what is missing before anything is attacked
-    begin, rows = time.perf_counter(), list[AttackRow]()
-    size = job.batch_size * BATCHES_PER_CHUNK
-    for first in range(0, count, size):
-        chunk = slice(first, min(first + size, count))
-        rows += _Chunk(job, model, judge, images, chunk, chunk_seed(seed, first), say).rows()
-        left = (time.perf_counter() - begin) / len(rows) * (count - len(rows))
-        standing = sum(row.stands for row in rows)
-        say(f"{len(rows)} of {count} images, {standing} not broken, {left:.0f} s left")
     settings = _settings(job, images, judge, seed)
-    return rows, settings, {**summarize(rows), "seconds": round(time.perf_counter() - begin, 3)}
+    chunks = chunks_of(count, job.chunk)
+    rows = begin(job.out, settings, known, chunks, read_attack_rows, lambda found: contradictions(found, settings, images))
+    before = len(rows)
+    if before:
+        say(f"{before} images were attacked before; {count - before} to go")
+
+    def attacked(chunk: slice) -> list[AttackRow]:
+        return _Chunk(job, model, judge, images, chunk, chunk_seed(seed, chunk.start), say).rows()
+
+    grow(job.out, rows, chunks, attacked, lambda found: f"{sum(row.stands for row in found)} not broken", say)
+    summary = summarize(rows)
+    if certified is not None:
+        summary["against"] = compared(certified, rows)
+    run = {"images": count - before, "seconds": round(time.perf_counter() - start, 3)}
+    if job.out is not None:
+        write_about(job.out, settings, summary, run)
+    return Attacked(rows, settings, summary, run)
 
 
 class _Chunk:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 from locallip.certify import Verdict
 from locallip.data import ImageSet
@@ -23,12 +24,26 @@ VERDICTS: dict[str, tuple[Verdict, ...]] = {
 }
 
 
+class Numbered(Protocol):
+    """A row that knows which image it is about."""
+
+    @property
+    def index(self) -> int: ...
+
+
+def out_of_order(rows: Sequence[Numbered], images: ImageSet) -> list[str]:
+    """A sentence, where rows are not those of the first images in their order."""
+    if [row.index for row in rows] == list(range(len(rows))) and len(rows) <= len(images):
+        return []
+    return [f"the {len(rows)} rows are not those of the images 0, 1, 2, ... up to {len(images) - 1} in order"]
+
+
 def contradictions(rows: Sequence[Row], settings: Settings, images: ImageSet) -> list[str]:
     """What is wrong with rows that should be the first ones of a run, one sentence each."""
-    if [row.index for row in rows] != list(range(len(rows))) or len(rows) > len(images):
-        return [f"the {len(rows)} rows are not those of the images 0, 1, 2, ... up to {len(images) - 1} in order"]
     labels = images.labels.tolist()
-    return [f"row {row.index}: {fault}" for row in rows for fault in _faults(row, settings, labels[row.index])]
+    return out_of_order(rows, images) or [
+        f"row {row.index}: {fault}" for row in rows for fault in _faults(row, settings, labels[row.index])
+    ]
 
 
 def _faults(row: Row, settings: Settings, label: int) -> Iterator[str]:

@@ -8,7 +8,7 @@ import io
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,7 +52,7 @@ FIELDS = tuple(field.name for field in dataclasses.fields(Row))
 _OLD_FIELDS = FIELDS[:-1]
 
 
-def append_rows(path: Path, rows: Iterable[Row]) -> None:
+def append_rows(path: Path, rows: Iterable[Any]) -> None:
     """Add rows at the end of the file, for good."""
     text = io.StringIO(newline="")
     _write(text, rows, path.suffix, header=not path.exists())
@@ -62,14 +62,14 @@ def append_rows(path: Path, rows: Iterable[Row]) -> None:
         os.fsync(file.fileno())
 
 
-def replace_rows(path: Path, rows: Iterable[Row]) -> None:
+def replace_rows(path: Path, rows: Iterable[Any]) -> None:
     """Write the file anew with just these rows."""
     text = io.StringIO(newline="")
     _write(text, rows, path.suffix, header=True)
     write_atomically(path, text.getvalue().encode())
 
 
-def _write(text: io.StringIO, rows: Iterable[Row], suffix: str, header: bool) -> None:
+def _write(text: io.StringIO, rows: Iterable[Any], suffix: str, header: bool) -> None:
     if suffix == ".csv":
         table = csv.DictWriter(text, FIELDS, lineterminator="\n")
         if header:
@@ -81,6 +81,20 @@ def _write(text: io.StringIO, rows: Iterable[Row], suffix: str, header: bool) ->
 
 def read_rows(path: Path, *, whole: bool = True) -> list[Row]:
     """All rows of a file; without `whole`, those before a last line that a crash has cut off."""
+    lines = read_lines(path, whole)
+    if path.suffix == ".csv" and lines:
+        if lines[0] not in (",".join(FIELDS), ",".join(_OLD_FIELDS)):
+            raise WrongRows(f"{path} begins with {lines[0][:80]!r}, not with the names of the columns")
+        try:
+            values = list(csv.DictReader(lines))
+        except csv.Error as error:
+            raise WrongRows(f"{path} is not valid CSV: {error}") from None
+        return [_row(value, f"{path}, line {number}", text=True) for number, value in enumerate(values, start=2)]
+    return [_row(parsed(line, f"{path}, line {n}"), f"{path}, line {n}") for n, line in enumerate(lines, start=1)]
+
+
+def read_lines(path: Path, whole: bool) -> list[str]:
+    """The lines of a file with rows."""
     if path.suffix not in FORMATS:
         raise WrongRows(f"{path}: rows are kept in files that end in {' or '.join(FORMATS)}")
     try:
@@ -92,15 +106,7 @@ def read_rows(path: Path, *, whole: bool = True) -> list[Row]:
     cut_off = lines.pop()  # nothing, where the file ends with the end of a line
     if cut_off and whole:
         raise WrongRows(f"{path} ends in the middle of line {len(lines) + 1}")
-    if path.suffix == ".csv" and lines:
-        if lines[0] not in (",".join(FIELDS), ",".join(_OLD_FIELDS)):
-            raise WrongRows(f"{path} begins with {lines[0][:80]!r}, not with the names of the columns")
-        try:
-            values = list(csv.DictReader(lines))
-        except csv.Error as error:
-            raise WrongRows(f"{path} is not valid CSV: {error}") from None
-        return [_row(value, f"{path}, line {number}", text=True) for number, value in enumerate(values, start=2)]
-    return [_row(_parsed(line, f"{path}, line {n}"), f"{path}, line {n}") for n, line in enumerate(lines, start=1)]
+    return lines
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -111,7 +117,8 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return values
 
 
-def _parsed(line: str, where: str) -> Mapping[str, Any]:
+def parsed(line: str, where: str) -> Mapping[str, Any]:
+    """The fields of a line of JSON."""
     try:
         value = json.loads(line, object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
@@ -135,19 +142,22 @@ _MAY_LACK = ("prediction", "margin", "lipschitz", "global_lipschitz", "radius")
 def _row(values: Mapping[str, Any], where: str, text: bool = False) -> Row:
     if set(values) not in (set(FIELDS), set(_OLD_FIELDS)):
         raise WrongRows(f"{where} has the fields {', '.join(map(str, values))}; expected {', '.join(FIELDS)}")
-    row = Row(**{name: _value(name, values.get(name), where, text) for name in FIELDS})
+    row = Row(**{name: value_of(name, values.get(name), where, _KINDS, _MAY_LACK, text) for name in FIELDS})
     if row.verdict not in list(Verdict):
         raise WrongRows(f"{where}: unknown verdict {row.verdict!r}")
     return row
 
 
-def _value(name: str, value: Any, where: str, text: bool) -> Any:
-    kind = _KINDS.get(name, float)
+def value_of(
+    name: str, value: Any, where: str, kinds: Mapping[str, type], may_lack: Sequence[str], text: bool = False
+) -> Any:
+    """The value of a field, of its kind or float; `text` where a number is still to be read."""
+    kind = kinds.get(name, float)
     if value is None or (text and value == ""):
-        if name in _MAY_LACK:
+        if name in may_lack:
             return None
         raise WrongRows(f"{where}: {name} is missing")
-    right = text or (not isinstance(value, bool) and isinstance(value, (int, float) if kind is float else kind))
+    right = text or type(value) is kind or (kind is float and type(value) is int)
     try:
         if right and (kind is not float or math.isfinite(float(value))):
             return kind(value)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,11 +18,11 @@ from locallip.certify import Certificate, Certifier, RadiusFinder, Verdict
 from locallip.certify.inputs import as_eps
 from locallip.certify.prover import Method
 from locallip.data import ImageSet
-from locallip.files import InUse, locked
 from locallip.norms import Guarantee
 from locallip.proofs.check import contradictions
-from locallip.proofs.rows import FORMATS, Row, WrongRows, append_rows, read_rows, replace_rows
-from locallip.proofs.settings import Settings, about_file, read_about, write_about
+from locallip.proofs.journal import begin, chunks_of, continued, grow, seed_of, writing
+from locallip.proofs.rows import Row, read_rows
+from locallip.proofs.settings import Settings, read_about, write_about
 from locallip.proofs.summary import summarize
 from locallip.provenance import environment, hardware, others_gb
 
@@ -61,32 +61,18 @@ class Job:
         """The failure probability of a verdict alone, and of a radius alone."""
         return self.failure_prob / 2 if self.radii else self.failure_prob
 
+    def told(self, rows: Sequence[Row]) -> str:
+        """What the rows so far come to, for people who wait."""
+        word = "estimated robust" if self.guarantee is Guarantee.ESTIMATE else "certified"
+        return f"{sum(row.verdict == Verdict.CERTIFIED for row in rows)} {word}"
+
 
 def certify_images(
     job: Job, model: nn.Module, images: ImageSet, say: Callable[[str], None] = lambda line: None
 ) -> tuple[list[Row], Settings, dict[str, Any]]:
     """Rows, settings and summary for the first images of a set; with `job.out` also on disk, chunk by chunk."""
-    if job.out is None:
+    with writing(job.out, say):
         return _certify_images(job, model, images, say)
-    about_file(job.out)  # refuses other endings
-    if not job.out.parent.is_dir():
-        raise WrongRows(f"--out {job.out}: there is no folder {job.out.parent}")
-    if job.out.is_dir():
-        raise WrongRows(f"--out {job.out} is a folder: name a file in it")
-    try:
-        with locked(job.out.with_name(f".{job.out.name}.lock")):
-            return _certify_images(job, model, images, say)
-    except InUse:
-        raise WrongRows(f"{job.out} is in use by another process that is writing it") from None
-    except KeyboardInterrupt:
-        if job.out.exists():
-            say(f"the rows so far are in {job.out}: go on with --resume")
-        raise
-    except BrokenPipeError:  # that of what we say, not of the rows
-        raise
-    except OSError as error:
-        kept = "; the rows so far are kept: go on with --resume" if job.out.exists() else ""
-        raise WrongRows(f"{job.out} cannot be written: {error.strerror or error}{kept}") from None
 
 
 def _certify_images(
@@ -95,25 +81,17 @@ def _certify_images(
     start = time.perf_counter()
     images = _first(images, job.limit)
     model = model.to(job.device)
-    known = _continued(job)
-    seed = known.seed if known and job.seed is None else secrets.randbits(62) if job.seed is None else job.seed
+    known = continued(job.out, job.resume, lambda path: read_about(path)[0])
+    seed = seed_of(job.seed, known)
     certifier = _certifier(job, model, images, seed)
     finder = _finder(job, certifier, images, seed) if job.radii else None
     settings = _settings(job, images, certifier, seed)
-    rows = _begin(job, settings, known, images)
-    say(f"bound over all inputs: {certifier.global_lipschitz:.4g}; {len(images) - len(rows)} images to go")
-    begin, before = time.perf_counter(), len(rows)
-    for chunk in _chunks(job, len(images)):
-        if chunk.start < len(rows):
-            continue
-        new = _certify_chunk(job, certifier, finder, images, chunk, seed)
-        rows += new
-        if job.out is not None:
-            append_rows(job.out, new)
-        left = (time.perf_counter() - begin) / (len(rows) - before) * (len(images) - len(rows))
-        certified = sum(row.verdict == Verdict.CERTIFIED for row in rows)
-        word = "estimated robust" if job.guarantee is Guarantee.ESTIMATE else "certified"
-        say(f"{len(rows)} of {len(images)} images, {certified} {word}, {left:.0f} s left")
+    chunks = chunks_of(len(images), _chunk_size(job))
+    read = partial(read_rows, whole=False)
+    rows = begin(job.out, settings, known, chunks, read, lambda found: contradictions(found, settings, images))
+    before = len(rows)
+    say(f"bound over all inputs: {certifier.global_lipschitz:.4g}; {len(images) - before} images to go")
+    grow(job.out, rows, chunks, lambda chunk: _certify_chunk(job, certifier, finder, images, chunk, seed), job.told, say)
     summary = summarize(rows)
     if job.out is not None:
         seconds = round(time.perf_counter() - start, 3)
@@ -190,43 +168,8 @@ def data_checksum(images: ImageSet) -> str:
     return digest.hexdigest()
 
 
-def _continued(job: Job) -> Settings | None:
-    """The settings of the run that is to go on; None for a new one."""
-    if job.out is None or not (job.out.exists() or about_file(job.out).exists()):
-        return None
-    for other in (job.out.with_suffix(suffix) for suffix in FORMATS):
-        if other.exists() and not job.out.exists():
-            raise WrongRows(f"{about_file(job.out)} is about {other.name}: name another --out than {job.out.name}")
-    if not job.resume:
-        raise WrongRows(
-            f"{job.out} or {about_file(job.out).name} is there already: go on with --resume, or name another --out"
-        )
-    return read_about(job.out)[0]
-
-
-def _begin(job: Job, settings: Settings, known: Settings | None, images: ImageSet) -> list[Row]:
-    """The rows that are there already, whole chunks of them."""
-    if job.out is None:
-        return []
-    if known is None:
-        write_about(job.out, settings, None)
-        return []
-    wrong = settings.differences(known)
-    if wrong:
-        raise WrongRows(f"{job.out} is of another run: {', '.join(wrong)}")
-    rows = read_rows(job.out, whole=False) if job.out.exists() else []
-    faults = contradictions(rows, settings, images)
-    if faults:
-        raise WrongRows(f"{job.out} cannot be gone on with: {faults[0]}")
-    whole = max((c.stop for c in _chunks(job, settings.images) if c.stop <= len(rows)), default=0)
-    if job.out.exists():
-        replace_rows(job.out, rows[:whole])
-    return rows[:whole]
-
-
-def _chunks(job: Job, count: int) -> Iterator[slice]:
-    size = job.batch_size * (BATCHES_PER_CHUNK if job.batch_size < LARGE_BATCH else BATCHES_PER_LARGE_CHUNK)
-    return (slice(begin, min(begin + size, count)) for begin in range(0, count, size))
+def _chunk_size(job: Job) -> int:
+    return job.batch_size * (BATCHES_PER_CHUNK if job.batch_size < LARGE_BATCH else BATCHES_PER_LARGE_CHUNK)
 
 
 def _certify_chunk(

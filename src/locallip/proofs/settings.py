@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 import torch
 
@@ -50,43 +50,63 @@ class Settings:
     @property
     def radius(self) -> float:
         """eps as a number, never below it."""
-        return float(as_eps(self.eps, 1, torch.device("cpu")))
-
-    def differences(self, other: Settings) -> list[str]:
-        """Where another run's settings are not these, apart from where it ran."""
-        names = [field.name for field in dataclasses.fields(self) if field.name not in ("hardware", "environment")]
-        return [
-            f"{name} was {getattr(other, name)!r} and is {getattr(self, name)!r}"
-            for name in names
-            if getattr(self, name) != getattr(other, name)
-        ]
+        return radius_of(self.eps)
 
 
-def _text(value: object) -> bool:
+def radius_of(eps: str) -> float:
+    return float(as_eps(eps, 1, torch.device("cpu")))
+
+
+class AnySettings(Protocol):
+    """A dataclass with the settings of a run."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+
+def differences(now: AnySettings, before: AnySettings) -> list[str]:
+    """Where the settings of another run are not these, apart from where it ran."""
+    names = [field.name for field in dataclasses.fields(now) if field.name not in ("hardware", "environment")]
+    return [
+        f"{name} was {getattr(before, name)!r} and is {getattr(now, name)!r}"
+        for name in names
+        if getattr(now, name) != getattr(before, name)
+    ]
+
+
+def is_text(value: object) -> bool:
     return isinstance(value, str) and bool(value)
 
 
-def _whole(least: int, most: int = 10**9) -> Callable[[object], bool]:
+def is_whole(least: int, most: int = 10**9) -> Callable[[object], bool]:
     return lambda value: type(value) is int and least <= value <= most
 
 
-_CHECKS: dict[str, Callable[[Any], bool]] = {
-    "model": _text,
-    "fingerprint": _text,
-    "data": _text,
+def is_bool(value: object) -> bool:
+    return isinstance(value, bool)
+
+
+Checks = Mapping[str, Callable[[Any], bool]]
+#: What every run on the images of a data set notes.
+COMMON: Checks = {
+    "model": is_text,
+    "fingerprint": is_text,
+    "data": is_text,
     "split": lambda value: value in ("train", "test"),
-    "images": _whole(1),
-    "data_sha256": _text,
-    "eps": _text,
+    "images": is_whole(1),
+    "data_sha256": is_text,
+    "eps": is_text,
+    "batch_size": is_whole(1),
+    "seed": is_whole(0, 2**62 - 1),
+    "hardware": is_text,
+    "environment": lambda value: isinstance(value, dict),
+}
+_CHECKS: Checks = {
+    **COMMON,
     "guarantee": lambda value: value in [member.value for member in Guarantee],
     "failure_prob": lambda value: type(value) in (int, float) and (value == 0 or 1e-15 <= value < 1),
-    "attack_steps": _whole(0),
-    "power_steps": _whole(1),
-    "batch_size": _whole(1),
-    "seed": _whole(0, 2**62 - 1),
-    "hardware": _text,
-    "environment": lambda value: isinstance(value, dict),
-    "radii": lambda value: isinstance(value, bool),
+    "attack_steps": is_whole(0),
+    "power_steps": is_whole(1),
+    "radii": is_bool,
     "method": lambda value: value in ("auto", "local"),
     "deployed_dtype": lambda value: value in (None, "float32"),
 }
@@ -102,7 +122,7 @@ def about_file(path: Path) -> Path:
 
 
 def write_about(
-    path: Path, settings: Settings, summary: Mapping[str, Any] | None, run: Mapping[str, Any] | None = None
+    path: Path, settings: AnySettings, summary: Mapping[str, Any] | None, run: Mapping[str, Any] | None = None
 ) -> None:
     """`run` says how long it took from beginning to end, and what else the device was doing."""
     values = {"settings": dataclasses.asdict(settings), "summary": summary, "run": run}
@@ -112,6 +132,12 @@ def write_about(
 
 def read_about(path: Path) -> tuple[Settings, dict[str, Any] | None]:
     """Settings and summary of the rows in `path`; no summary where they are not complete."""
+    values, summary = read_values(path)
+    return _checked(values, about_file(path)), summary
+
+
+def read_values(path: Path) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """The settings beside the rows in `path` as they were written, and the summary."""
     beside = about_file(path)
     try:
         values = json.loads(beside.read_text(encoding="utf-8"))
@@ -126,23 +152,28 @@ def read_about(path: Path) -> tuple[Settings, dict[str, Any] | None]:
     summary = values.get("summary")
     if summary is not None and not isinstance(summary, dict):
         raise WrongRows(f"{beside}: its summary is none")
-    return _checked(values["settings"], beside), summary
+    return values["settings"], summary
 
 
-def _checked(values: Mapping[str, Any], where: Path) -> Settings:
-    values = {**_OLD, **values}
-    for name, holds in _CHECKS.items():
+def check_values(values: Mapping[str, Any], checks: Checks, where: Path) -> None:
+    """Refuse settings that are missing or not what they should be."""
+    for name, holds in checks.items():
         if name not in values:
             raise WrongRows(f"{where}: the setting {name} is missing")
         if not holds(values[name]):
             raise WrongRows(f"{where}: the setting {name} = {str(values[name])[:60]!r} is not what it should be")
-    settings = Settings(**{name: values[name] for name in _CHECKS})
     try:
-        radius = settings.radius
+        radius = radius_of(values["eps"])
     except ValueError as error:
         raise WrongRows(f"{where}: {error}") from None
     if not 0 < radius < math.inf:
-        raise WrongRows(f"{where}: the setting eps = {settings.eps!r} is no radius")
+        raise WrongRows(f"{where}: the setting eps = {values['eps']!r} is no radius")
+
+
+def _checked(values: Mapping[str, Any], where: Path) -> Settings:
+    values = {**_OLD, **values}
+    check_values(values, _CHECKS, where)
+    settings = Settings(**{name: values[name] for name in _CHECKS})
     if (settings.failure_prob > 0) != (settings.guarantee == Guarantee.HIGH_PROBABILITY.value):
         raise WrongRows(f"{where}: failure_prob = {settings.failure_prob} does not go with {settings.guarantee}")
     return settings

@@ -78,11 +78,11 @@ def describe(summary: dict[str, Any], guarantee: Guarantee) -> str:
 
 
 def _curve(summary: dict[str, Any], word: str) -> str:
-    """Every fourth point of the curve, that at the run's own eps among them; nothing without radii."""
+    """Some points of the curve, without that at the run's own eps, which stands above; nothing without radii."""
     if "curve" not in summary:
         return ""
     points = list(zip(summary["curve"]["eps"], summary["curve"]["certified"], strict=True))
-    chosen = "".join(f"\n  {share:6.2f} %  at eps {eps:.4g}" for eps, share in points[2::4])
+    chosen = "".join(f"\n  {share:6.2f} %  at eps {eps:.4g}" for eps, share in (points[at] for at in (2, 6, 14, 18)))
     return (
         f"\nradius: median {summary['radius_median']:.4g}, mean {summary['radius_mean']:.4g}; {word} at other radii{chosen}"
     )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import random
 import secrets
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -15,6 +17,7 @@ from locallip.certify.prover import fingerprint
 from locallip.data import ImageSet
 from locallip.norms import Guarantee
 from locallip.proofs.check import VERDICTS, contradictions
+from locallip.proofs.journal import Say
 from locallip.proofs.rows import Row, WrongRows, read_rows
 from locallip.proofs.run import data_checksum
 from locallip.proofs.settings import Settings, read_about
@@ -24,10 +27,18 @@ from locallip.proofs.summary import summarize
 ATTEMPTS = 5
 #: Margins and bounds that are repeated may differ by this share of what the bound allows for on the ball.
 TOLERANCE = 0.02
+#: Seconds between two lines of progress.
+PATIENCE = 5.0
 
 
 def verify_rows(
-    path: Path, model: nn.Module, images: ImageSet, *, sample: int = 20, device: torch.device | None = None
+    path: Path,
+    model: nn.Module,
+    images: ImageSet,
+    *,
+    sample: int = 20,
+    device: torch.device | None = None,
+    say: Say = lambda line: None,
 ) -> list[str]:
     """What does not agree, one sentence each; an empty list confirms the rows, and the sample by proof.
 
@@ -52,8 +63,29 @@ def verify_rows(
     device = device or torch.device("cpu")
     certifier = _certifier(settings, model.to(device), first, device)
     chosen = sorted(random.SystemRandom().sample(rows, min(sample, len(rows))), key=lambda row: row.index)
-    faults = [fault for row in chosen for fault in _again(row, certifier, first, settings, device)]
-    return faults + [fault for row in chosen for fault in _radius_again(row, certifier, first, device)]
+    say(f"{len(rows)} rows fit their settings; {len(chosen)} of them to repeat")
+    told = _Told(say, len(chosen))
+    found = []
+    for row in chosen:
+        found.append((_again(row, certifier, first, settings, device), _radius_again(row, certifier, first, device)))
+        told.after(found)
+    return [fault for again, _ in found for fault in again] + [fault for _, radius in found for fault in radius]
+
+
+class _Told:
+    """Says how far it is, after the first row, the last, and now and then between."""
+
+    def __init__(self, say: Say, count: int):
+        self.say, self.count = say, count
+        self.start, self.spoken = time.perf_counter(), float("-inf")
+
+    def after(self, found: Sequence[tuple[list[str], list[str]]]) -> None:
+        now = time.perf_counter()
+        if now - self.spoken < PATIENCE and len(found) < self.count:
+            return
+        self.spoken, left = now, (now - self.start) / len(found) * (self.count - len(found))
+        wrong = sum(bool(again or radius) for again, radius in found)
+        self.say(f"{len(found)} of {self.count} rows repeated, {wrong} came out otherwise, {left:.0f} s left")
 
 
 def _certifier(settings: Settings, model: nn.Module, images: ImageSet, device: torch.device) -> Certifier:
