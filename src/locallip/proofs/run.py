@@ -27,7 +27,8 @@ from locallip.proofs.summary import summarize
 from locallip.provenance import environment, hardware, others_gb
 
 #: Images per chunk, in batches: the cascade packs what is undecided of a chunk into full batches. Large batches are for
-#: GPUs, which need many images to have work for all stages; small ones for CPUs, where a chunk would take minutes.
+#: GPUs, which need many images to have work for all stages; small ones for CPUs, where a chunk would take minutes. Radii
+#: cost more than verdicts, so their chunks stay small: what is on disk is not lost.
 BATCHES_PER_CHUNK, LARGE_BATCH, BATCHES_PER_LARGE_CHUNK = 4, 200, 10
 
 T = TypeVar("T")
@@ -169,7 +170,9 @@ def data_checksum(images: ImageSet) -> str:
 
 
 def _chunk_size(job: Job) -> int:
-    return job.batch_size * (BATCHES_PER_CHUNK if job.batch_size < LARGE_BATCH else BATCHES_PER_LARGE_CHUNK)
+    if job.batch_size >= LARGE_BATCH and not job.radii:
+        return job.batch_size * BATCHES_PER_LARGE_CHUNK
+    return job.batch_size * BATCHES_PER_CHUNK
 
 
 def _certify_chunk(

@@ -1,0 +1,125 @@
+"""The plan of what lives where: as many bits as fit, the device before the host, and a word on what would help."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from locallip.data import ImageSet, load_images
+from locallip.models import build_model
+from locallip.norms import WarmStarts
+from locallip.norms.rows import Rows
+from locallip.training.engine import Engine
+from locallip.training.memory import DTYPES, Need, Plan, fitting, needed, plan_memory
+from locallip.training.recipe import Recipe, WrongRecipe, find
+
+CUDA, CPU = torch.device("cuda"), torch.device("cpu")
+GB = 10**9
+NEED = Need({"float32": 40 * GB, "bfloat16": 20 * GB, "int8": 10 * GB, "int4": 5 * GB}, 2 * GB, GB)
+RECIPE = dataclasses.replace(find("demo"), name="plan")
+
+
+@pytest.mark.parametrize(
+    ("free", "host", "vectors", "home", "numbers", "resident"),
+    [
+        (30, 0, "auto", "cuda", "bfloat16", True),
+        (20, 0, "auto", "cuda", "int8", True),
+        (10, 0, "auto", "cuda", "int4", True),
+        (6, 30, "auto", "cpu", "int8", True),
+        (6, 9, "auto", "cpu", "int4", True),
+        (2.5, 30, "auto", "cpu", "int8", False),
+        (30, 0, "int4", "cuda", "int4", True),
+        (6, 30, "bfloat16", "cpu", "bfloat16", True),
+    ],
+)
+def test_first_that_fits(free, host, vectors, home, numbers, resident) -> None:
+    plan = fitting(dataclasses.replace(RECIPE, vectors=vectors), NEED, CUDA, free * GB, host * GB)
+    assert (plan.home.type, plan.numbers, plan.resident) == (home, numbers, resident)
+    assert f"{NEED.starts[numbers] / GB:.2f} GB of saved vectors ({numbers})" in str(plan)
+    assert ("on the device, about" in str(plan)) == (home == "cuda")
+    assert ("pinned host memory" in str(plan)) == (home == "cpu")
+    assert ("streamed" in str(plan)) != resident
+
+
+@pytest.mark.parametrize(
+    ("free", "host", "vectors", "words"),
+    [
+        (6, 4, "auto", ["5.00 GB", "starts = 'random'", "local_layers = 'dense'"]),
+        (9, 4, "bfloat16", ["20.00 GB", "vectors = 'int4' fits"]),
+        (1, 99, "auto", ["batch = 128 is too large", "try 60"]),
+    ],
+)
+def test_nothing_fits_and_what_would(free, host, vectors, words) -> None:
+    with pytest.raises(WrongRecipe) as error:
+        fitting(dataclasses.replace(RECIPE, vectors=vectors), NEED, CUDA, free * GB, host * GB)
+    for word in words:
+        assert word in str(error.value)
+
+
+def of_size(count: int, shape: tuple[int, ...]) -> ImageSet:
+    one = load_images("embedded", "test")
+    return dataclasses.replace(
+        one,
+        images=torch.zeros(1, *shape, dtype=torch.uint8).expand(count, *shape),
+        labels=torch.zeros(count, dtype=torch.long),
+    )
+
+
+def test_the_paper_s_network_on_tiny_imagenet_fits_one_gpu_in_eight_bits() -> None:
+    """928,576 numbers an image beside those of the pixels: 186 GB in 16 bits, which no GPU has."""
+    recipe = find("tiny-imagenet-8c2f-local-b")
+    model = build_model(recipe.architecture, (3, 64, 64), 200, recipe.activation)
+    need = needed(recipe, model, of_size(100_000, (3, 64, 64)))
+    assert need.starts["bfloat16"] == pytest.approx(186e9, rel=0.01)
+    assert fitting(recipe, need, CUDA, 140e9, 100e9).numbers == "int8"
+    assert fitting(recipe, need, CUDA, 80e9, 100e9).numbers == "int4"
+    far = fitting(recipe, need, CUDA, 40e9, 120e9)
+    assert (far.home, far.numbers) == (CPU, "int8")
+
+
+@pytest.mark.parametrize("vectors", ["auto", "bfloat16", "int8", "int4"])
+def test_the_plan_counts_what_the_engine_keeps(vectors) -> None:
+    recipe = Recipe(
+        name="plan",
+        data="embedded",
+        architecture="small",
+        activation="relu_theta",
+        method="local-b",
+        eps="0.5",
+        eps_train=0.5,
+        epochs=1,
+        batch=4,
+        vectors=vectors,
+    )
+    train = of_size(12, (1, 28, 28))
+    model = build_model("small", (1, 28, 28), 10, "relu_theta")
+    plan = plan_memory(recipe, model, train, CPU)
+    assert plan == Plan(CPU, CPU, "float32" if vectors == "auto" else vectors, True, plan.need)
+    engine = Engine(model, recipe, (1, 28, 28), 12, CPU, starts_on=plan.home, starts_in=plan.dtype)
+    assert engine.starts is not None
+    assert engine.starts.nbytes() == plan.need.starts[plan.numbers]
+
+
+def test_methods_that_save_nothing_say_so() -> None:
+    recipe = dataclasses.replace(RECIPE, starts="random", power_steps=5)
+    plan = plan_memory(recipe, build_model("small", (1, 28, 28), 10, "relu_theta"), of_size(12, (1, 28, 28)), CPU)
+    assert "no saved vectors, about" in str(plan)
+    with pytest.raises(WrongRecipe, match="nothing is saved"):
+        dataclasses.replace(recipe, vectors="int8")
+
+
+@pytest.mark.parametrize("before", DTYPES.values())
+@pytest.mark.parametrize("now", DTYPES.values())
+def test_saved_vectors_are_read_whatever_they_were_kept_as(before, now) -> None:
+    """A run may go on with another plan than it began with."""
+    place, shape = (0, 0), torch.Size((3, 4, 5))
+    u = torch.nn.functional.normalize(torch.randn(300, 60, generator=torch.Generator().manual_seed(0)), dim=1)
+    layout = Rows(before, channels_last=True)
+    starts = WarmStarts(300, now, channels_last=True)
+    starts.prepare({place: shape})
+    starts.load(place, layout.lay(u.view(300, *shape)))
+    read = starts.layout.vectors(starts.rows[place], shape).float()
+    far = {torch.float32: 1e-6, torch.bfloat16: 0.01, torch.int8: 0.015, torch.uint8: 0.25}
+    assert (read - u.view(300, *shape)).flatten(1).norm(dim=1).max() < far[before] + far[now]
