@@ -3,7 +3,7 @@
     python benchmarks/certificates.py [NAME ...] --data-root DIR [--kinds estimate-local deterministic-auto] [--out FOLDER]
 
 Each run is one of `locallip certify NAME --guarantee G --method M --seed 1`; what stands beside its rows goes to
-results/certificates/NAME-G-M.json, from which the table of README.md is made (`python -m locallip.tables README.md`).
+results/certificates/NAME-G-M.json, from which the table of README.md is made (`python -m locallip.documents README.md`).
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from torch import Tensor
 
 import record
 from bound_cost import synchronize
-from locallip import tables
+from locallip import documents
 from locallip.activations import Box
 from locallip.bounds import PartlyLocal, Region, Trace, dense_places, propagate, worst_logits
 from locallip.bounds.propagate import _Balls
@@ -159,7 +159,7 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help="fill docs/tightness.md from results/ and measure nothing")
     args = parser.parse_args()
     if args.table:
-        text = tables.filled_from(DOCUMENT.read_text(encoding="utf-8"), record.RESULTS)
+        text = documents.filled_from(DOCUMENT.read_text(encoding="utf-8"), record.RESULTS)
         DOCUMENT.write_text(text, encoding="utf-8")
         return
     begin, device = time.perf_counter(), torch.device(args.device)

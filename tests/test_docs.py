@@ -20,7 +20,7 @@ import pytest
 import torch
 
 import locallip
-from locallip import bounds, commands, losses, norms, tables
+from locallip import bounds, commands, documents, losses, norms
 from locallip.cli import COMMANDS, Train, _stretched
 from locallip.network import rules
 from locallip.training import recipe as recipes
@@ -106,8 +106,8 @@ def test_readme_certifies_what_it_says() -> None:
 @pytest.mark.parametrize("document", GENERATED)
 def test_documents_show_the_results_that_are_there(document: str) -> None:
     text = (ROOT / document).read_text(encoding="utf-8")
-    expected = tables.filled_from(text, ROOT / "results")
-    assert text == expected, f"{document} is behind results/: python -m locallip.tables {document} results rewrites it"
+    expected = documents.filled_from(text, ROOT / "results")
+    assert text == expected, f"{document} is behind results/: python -m locallip.documents {document} results rewrites it"
 
 
 def test_every_document_with_a_generated_part_is_compared() -> None:

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from locallip import paper, tables
+from locallip import documents, listing, paper, tables
 from locallip.proofs import WrongRows
 from locallip.results import WrongResult, read_result
 from locallip.training.recipe import find, names
 
-BEGIN, END = (marker.format("results") for marker in (tables.BEGIN, tables.END))
+BEGIN, END = (marker.format("results") for marker in (documents.BEGIN, documents.END))
 RESULT: dict[str, Any] = {
     "about": {"command": "locallip train", "hardware": "One GPU", "seed": 0, "wall_seconds": 500.0},
     "recipe": asdict(find("cifar10-6c2f-local-b")),
@@ -288,10 +288,10 @@ def test_a_document_is_filled_between_its_markers_and_nowhere_else(tmp_path: Pat
     document = tmp_path / "PAGE.md"
     document.write_text(f"before\n\n{BEGIN}\nold\n{END}\n\nbehind\n")
     for _ in range(2):  # the second time changes nothing
-        assert tables.main([str(document)]) == 0
+        assert documents.main([str(document)]) == 0
         table = tables.readme_table(tmp_path / "results")
         assert document.read_text() == f"before\n\n{BEGIN}\n{table}\n{END}\n\nbehind\n"
-    assert tables.main([str(document), str(tmp_path)]) == 0
+    assert documents.main([str(document), str(tmp_path)]) == 0
     assert "No row" in document.read_text()
 
 
@@ -300,7 +300,7 @@ def test_a_document_without_its_two_markers_is_left_alone(tmp_path: Path, capsys
     document, content = tmp_path / "PAGE.md", text.format(BEGIN, END)
     document.write_text(content)
     (tmp_path / "results").mkdir()
-    assert tables.main([str(document)]) == 1
+    assert documents.main([str(document)]) == 1
     assert "PAGE.md: there must be one" in capsys.readouterr().err
     assert document.read_text() == content
 
@@ -308,12 +308,12 @@ def test_a_document_without_its_two_markers_is_left_alone(tmp_path: Path, capsys
 @pytest.mark.parametrize(("args", "code"), [([], 2), (["--help"], 2), (["a", "b", "c"], 2), (["absent.md"], 1)])
 def test_a_wrong_call_of_the_rewriter_is_explained(tmp_path: Path, capsys, monkeypatch, args: list[str], code: int):
     monkeypatch.chdir(tmp_path)
-    assert tables.main(args) == code
+    assert documents.main(args) == code
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
 def test_the_list_of_recipes_has_one_aligned_line_each():
-    lines = tables.recipe_list().splitlines()
+    lines = listing.recipe_list().splitlines()
     assert [line.split()[0] for line in lines] == names()
     assert len({line.index("eps ") for line in lines}) == 1
     (line,) = [line for line in lines if line.startswith("mnist-4c3f-bcp ")]
@@ -379,10 +379,10 @@ def test_audits_stand_below_each_other_and_a_damaged_one_is_named(tmp_path: Path
 def test_both_parts_of_a_document_are_filled(tmp_path: Path):
     certificate(tmp_path / "results", "a.json")
     written(tmp_path / "results" / "runs")
-    begin, end = (marker.format("certificates") for marker in (tables.BEGIN, tables.END))
+    begin, end = (marker.format("certificates") for marker in (documents.BEGIN, documents.END))
     document = tmp_path / "PAGE.md"
     document.write_text(f"{BEGIN}\n{END}\nbetween\n{begin}\nold\n{end}\n")
-    assert tables.main([str(document)]) == 0
+    assert documents.main([str(document)]) == 0
     text = document.read_text()
     assert f"{begin}\n{tables.certificates_table(tmp_path / 'results')}\n{end}\n" in text
     assert "between" in text

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from locallip import tables, zoo
+from locallip import listing, zoo
 from locallip.models import build_model
 from locallip.training.recipe import find
 from locallip.zoo import WrongModel, add_to_zoo, load_model, model_cards, read_about, save_model
@@ -268,7 +268,7 @@ def test_a_shipped_network_loads_by_name_and_is_listed(shelf: Path, tmp_path: Pa
     expected = load_model(tmp_path / "other.safetensors").state_dict()
     state = load_model("mnist-4c3f-local-b").state_dict()
     assert all(torch.equal(state[name], value) for name, value in expected.items())
-    head, line = tables.model_list().splitlines()
+    head, line = listing.model_list().splitlines()
     assert line.split()[:5] == ["mnist-4c3f-local-b", "1.58", "93.50", "70.00", "50.25"]
     assert line.index("93.50") == head.index("clean")
 

@@ -17,7 +17,7 @@ import torch
 
 import locallip
 from locallip import demo as demonstration
-from locallip import paper, tables
+from locallip import listing, paper, tables
 from locallip.arithmetic import is_out_of_memory
 from locallip.attacking import attack
 from locallip.attacks import MissingAttack
@@ -102,7 +102,7 @@ def recipes(json: bool = False) -> None:
     Args:
         json: Print them as JSON, with all fields.
     """
-    print(dumps([asdict(find(name)) for name in names()], indent=1) if json else tables.recipe_list())
+    print(dumps([asdict(find(name)) for name in names()], indent=1) if json else listing.recipe_list())
 
 
 def models(json: bool = False) -> None:
@@ -115,7 +115,7 @@ def models(json: bool = False) -> None:
     Args:
         json: Print them as JSON, with checksums and all that was measured.
     """
-    print(dumps([vars(card) for card in model_cards()], indent=1) if json else tables.model_list())
+    print(dumps([vars(card) for card in model_cards()], indent=1) if json else listing.model_list())
 
 
 def table(results: Path = Path("results"), json: bool = False) -> None:

@@ -1,35 +1,25 @@
-"""Text for people: the paper's tables beside our results in Markdown, the list of recipes and the list of networks.
-
-python -m locallip.tables README.md                   fills the parts of a document that show results, from results/ beside
-python -m locallip.tables docs/auditing.md results    the same from the result files in a folder
-"""
+"""The paper's tables beside our results, in Markdown."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from locallip import paper
 from locallip.audit.table import HEAD as AUDIT_HEAD
 from locallip.audit.table import audit_rows
-from locallip.files import write_atomically
 from locallip.norms import Guarantee
-from locallip.proofs import WrongRows
 from locallip.proofs.table import HEAD, certificate_rows, read_certificates
 from locallip.results import Result, WrongResult, read_results
 from locallip.training import recipe as recipes
-from locallip.zoo import ModelCard, model_cards
 
 EMPTY = "—"
 #: What a certificate may fail with, per image, unless its cell says otherwise.
 FAILURE_PROB = 1e-9
 FAST = "fast-"
-#: What encloses a generated part of a document, by the name of the part.
-BEGIN, END = "<!-- {}:begin -->", "<!-- {}:end -->"
 
 NOTE = """Accuracies are per cent of the test images, ours after the last epoch. The paper's certified accuracy of Lipschitz
 methods rests on power iteration, which approaches a norm from below, so it is an estimate. Ours is given both ways: as that
@@ -164,78 +154,16 @@ def later_table(results: Path) -> str:
         best = max(found, key=lambda about: about.summary["certified"], default=None)
         lines.append([f"{title}, {eps}", row.network, _printed(row.clean), _printed(row.certified), row.source])
         if best is not None:
-            figures = [_figure(best.summary[key]) for key in ("correct", "certified")]
+            figures = [figure(best.summary[key]) for key in ("correct", "certified")]
             proof = f"ours, {best.settings.guarantee.replace('_', ' ')}"
             lines.append(["", f"`{best.settings.model}`", *figures, proof])
     return _markdown(("Data, eps", "Network", "Clean", "Certified", "Source"), lines)
-
-
-#: The generated parts of documents by name, each from the files in a folder of results.
-PARTS: dict[str, Callable[[Path], str]] = {
-    "results": readme_table,
-    "later": later_table,
-    "reproducing": reproducing,
-    "tightness": tightness_tables,
-    "certificates": lambda results: certificates_table(results) or "No certificates have been issued yet.",
-    "audits": lambda results: audits_table(results) or "No network has been audited yet.",
-}
 
 
 def _briefly(run: Result) -> list[str]:
     """Our cells of `readme_table`."""
     name, clean, pgd, estimate, certified, seconds, _, hardware = _ours(run)
     return [f"{clean} / {pgd} / {estimate}", certified, f"{seconds}, {hardware}", name]
-
-
-def filled(text: str, table: str, part: str = "results") -> str:
-    """A document with `table` between the two markers of a part, each on a line of its own."""
-    begin, end = BEGIN.format(part), END.format(part)
-    if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
-        raise ValueError(f"there must be one {begin} and behind it one {end}")
-    before, rest = text.split(begin)
-    return f"{before}{begin}\n{table}\n{end}{rest.split(end)[1]}"
-
-
-def filled_from(text: str, results: Path) -> str:
-    """A document with all its generated parts from the files in `results`."""
-    parts = [part for part in PARTS if BEGIN.format(part) in text or END.format(part) in text]
-    for part in parts or PARTS:
-        text = filled(text, PARTS[part](results), part)
-    return text
-
-
-def main(argv: Sequence[str]) -> int:
-    """Fill a document; the exit code is 0, 1 where that failed and 2 where it was called wrongly."""
-    if len(argv) not in (1, 2) or argv[0].startswith("-"):
-        print("usage: python -m locallip.tables DOCUMENT [RESULTS]", file=sys.stderr)
-        return 2
-    document = Path(argv[0])
-    try:
-        results = Path(argv[1]) if len(argv) == 2 else document.parent / "results"
-        text = filled_from(document.read_text(encoding="utf-8"), results)
-        write_atomically(document, text.encode())
-    except (WrongResult, WrongRows, OSError) as error:
-        print(f"locallip: {error}", file=sys.stderr)
-        return 1
-    except ValueError as error:
-        print(f"locallip: {document}: {error}", file=sys.stderr)
-        return 1
-    return 0
-
-
-def recipe_list() -> str:
-    """The recipes that come with the package, one aligned line each."""
-    names = recipes.names()
-    found = [recipes.find(name) for name in names]
-    rows = [(r.name, f"eps {r.eps}", f"{r.epochs:g} epochs", r.about) for r in found]
-    return _aligned(rows) if rows else "No recipes come with this version."
-
-
-def model_list() -> str:
-    """The trained networks that come with the package, one aligned line each with their measured figures."""
-    rows = [_model_line(card) for card in model_cards()]
-    head = ("network", "eps", "clean", "PGD", "certified", "guarantee", "test images", "trained in", "weights")
-    return _aligned([head, *rows]) if rows else "No trained networks come with this version."
 
 
 def _robust(runs: Sequence[Result]) -> str:
@@ -313,15 +241,15 @@ def _ours(run: Result | str) -> list[str]:
     if isinstance(run, str):
         return [_code(run), *[EMPTY] * (len(_OURS) - 1)]
     found = run.evaluation
-    pgd, certified = _figure(found["pgd"]), _figure(found["certified"])
+    pgd, certified = figure(found["pgd"]), figure(found["certified"])
     if found["pgd"] is not None and found["pgd_steps"] != 100:
         pgd += f" ({found['pgd_steps']} steps)"
     if found["certified"] is not None and found["guarantee"] != Guarantee.HIGH_PROBABILITY.value:
         certified += f" ({found['guarantee']})"
     elif found["certified"] is not None and found.get("failure_prob", FAILURE_PROB) != FAILURE_PROB:
         certified += f" (failure probability {found['failure_prob']} an image)"
-    time = _duration(run.training["seconds"])
-    figures = [_figure(found["clean"]), pgd, _figure(found["estimate"]), certified]
+    time = duration(run.training["seconds"])
+    figures = [figure(found["clean"]), pgd, figure(found["estimate"]), certified]
     return [_label(run), *figures, time, f"{run.training['epochs']:g}", _hardware(run)]
 
 
@@ -377,19 +305,6 @@ def _shown(run: Result) -> str:
     return f"{title}, eps = {run.recipe['eps']}"
 
 
-def _model_line(card: ModelCard) -> tuple[str, ...]:
-    found = card.evaluation
-    return (
-        card.name,
-        str(found.get("eps", EMPTY)),
-        *(_figure(found[key]) for key in ("clean", "pgd", "certified")),
-        str(found["guarantee"] or EMPTY).replace("_", " "),
-        str(found["images"]),
-        _duration(card.training["seconds"]),
-        str(card.model.get("dtype", EMPTY)),
-    )
-
-
 def _code(name: str) -> str:
     return name if name == EMPTY else f"`{name}`"
 
@@ -401,11 +316,13 @@ def _printed(value: float | None) -> str:
     return f"{value:.1f}" if round(value, 1) == value else f"{value:.2f}"
 
 
-def _figure(value: float | None) -> str:
+def figure(value: float | None) -> str:
+    """Two decimals."""
     return EMPTY if value is None else f"{value:.2f}"
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """In the unit that people would use."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
@@ -419,12 +336,3 @@ def _markdown(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
 def _in_markdown(cell: str) -> str:
     """One line of plain text, whatever a result file holds."""
     return " ".join(cell.split()).replace("|", "\\|").replace("<", "&lt;")
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> str:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
