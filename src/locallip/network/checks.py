@@ -8,6 +8,7 @@ from itertools import zip_longest
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.nn.utils import parametrize
 
@@ -20,6 +21,14 @@ SUPPORTED = (
     "ReLU6, Hardtanh, LeakyReLU, ELU, Tanh, Sigmoid, Softplus, locallip.MaxMin, locallip.ClippedMaxMin, MaxPool2d with "
     "disjoint windows"
 )
+
+#: What torch's own layers call, as it was when this was imported: a program may have replaced it since.
+_CALLED = {
+    torch: "tanh sigmoid",
+    F: "linear conv1d conv2d conv3d batch_norm avg_pool1d avg_pool2d adaptive_avg_pool1d adaptive_avg_pool2d max_pool2d "
+    "dropout dropout1d dropout2d dropout3d alpha_dropout relu relu6 hardtanh leaky_relu elu softplus",
+}
+_FUNCTIONS = [(space, name, getattr(space, name)) for space, names in _CALLED.items() for name in names.split()]
 
 EXTEND = "Others can be added with locallip.register_layer."
 
@@ -64,8 +73,19 @@ def _check_parameters(module: nn.Module) -> None:
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         if isinstance(tensor, (nn.UninitializedParameter, nn.UninitializedBuffer)):
             raise ValueError(f"'{name}' has no values yet (a lazy layer); run the model once on an input first")
+        if not _is_plain(tensor):
+            raise UnsupportedLayer(
+                f"'{name}' is not supported: it is a {type(tensor).__name__} ({tensor.layout}, {tensor.dtype}), which may "
+                "compute otherwise than a dense tensor of real numbers."
+            )
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
             raise ValueError(f"'{name}' holds NaN or infinite values: nothing can be said about this network")
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether it is dense, real, and torch's own; a subclass may give every function another meaning."""
+    own = type(tensor) in (Tensor, nn.Parameter, nn.Buffer)
+    return own and tensor.layout == torch.strided and not tensor.is_complex() and not tensor.is_quantized
 
 
 def _check_no_hidden_code(module: nn.Module) -> None:
@@ -73,6 +93,9 @@ def _check_no_hidden_code(module: nn.Module) -> None:
     everywhere = nn.modules.module
     if everywhere._global_forward_hooks or everywhere._global_forward_pre_hooks:
         raise UnsupportedLayer("a global forward hook is registered, which no rule can see; remove it.")
+    for space, name, function in _FUNCTIONS:
+        if getattr(space, name) is not function:
+            raise UnsupportedLayer(f"{space.__name__}.{name} was replaced, so layers that call it are not supported.")
     for name, layer in module.named_modules():
         where = f"{type(layer).__name__} at '{name}'" if name else type(layer).__name__
         if layer._forward_hooks or layer._forward_pre_hooks:
@@ -84,6 +107,9 @@ def _check_no_hidden_code(module: nn.Module) -> None:
         replaced = any(getattr(type(layer), call) is not getattr(nn.Module, call) or call in vars(layer) for call in calls)
         if "forward" in vars(layer) or replaced:
             raise UnsupportedLayer(f"{where} is not supported: its forward was replaced.")
+        for method in vars(layer):
+            if inspect.isfunction(getattr(type(layer), method, None)):
+                raise UnsupportedLayer(f"{where} is not supported: its method {method} was replaced.")
         if type(layer).__name__ == "_SpectralNorm" and layer.training:
             raise UnsupportedLayer(f"{where} changes its weight at every use in training mode; call model.eval() first.")
 

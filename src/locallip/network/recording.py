@@ -34,11 +34,13 @@ class _Recorder(TorchDispatchMode):
         self._kept, self._memory = [x], {_memory(x)}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        given = tree_leaves((args, kwargs or {}))
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        given = tree_leaves((args, kwargs))
         if any(isinstance(value, Tensor) and _memory(value) in self._memory for value in given):
             name = func.overloadpacket.__name__
-            self.seen.append((name.removesuffix("_"), tuple(v for v in args if isinstance(v, (bool, int, float)))))
+            numbers = tuple(v for v in (*args, *kwargs.values()) if isinstance(v, (bool, int, float)))
+            self.seen.append((name.removesuffix("_"), numbers))
             made = [value for value in tree_leaves(result) if isinstance(value, Tensor)]
             self._kept.extend(made)
             self._memory.update(_memory(value) for value in made)
