@@ -137,8 +137,9 @@ def test_code_that_samples_do_not_show_is_refused(step: Callable[[Any, Tensor], 
 class Residual(nn.Module):
     """The block of residual networks as it is usually written."""
 
-    def __init__(self) -> None:
+    def __init__(self, inference: bool):
         super().__init__()
+        self.inference = inference
         self.one, self.two, self.act = nn.Conv2d(2, 2, 3, 1, 1), nn.Conv2d(2, 2, 3, 1, 1), nn.ReLU(inplace=True)
         self.norm, self.head = nn.BatchNorm2d(2), nn.Linear(2, 3)
 
@@ -152,13 +153,15 @@ class Residual(nn.Module):
         n = out.shape[0]
         n *= 1
         out = out - torch.tensor([0.1, 0.2]).view(1, 2, 1, 1)
-        return self.head(F.adaptive_avg_pool2d(out, 1).view(n, -1))
+        with torch.inference_mode(self.inference):
+            return self.head(F.adaptive_avg_pool2d(out, 1).view(n, -1))
 
 
-def test_usual_code_is_not_refused() -> None:
-    """Constants made in forward, sizes, `out += identity` and one in-place ReLU for all places are what people write."""
+@pytest.mark.parametrize("inference", [False, True])
+def test_usual_code_is_not_refused(inference: bool) -> None:
+    """Inference mode, constants made in forward, sizes, `out += identity`, one in-place ReLU for all: people write that."""
     torch.manual_seed(0)
-    model = Residual().eval()
+    model = Residual(inference).eval()
     network, x = ll.lower(model, (2, 4, 4)), torch.randn(3, 2, 4, 4)
     torch.testing.assert_close(network(x), model(x))
 
@@ -197,6 +200,13 @@ def test_a_cache_of_weights_is_left_as_it_was() -> None:
         ll.lower(model, (3,))
         assert model[0].weight.dtype == torch.float32
         assert torch.equal(model(torch.ones(2, 3)), before)
+
+
+def test_a_parametrization_that_fails_is_named() -> None:
+    """Torch has no orthogonal weights of this shape in 16 bits: the module itself could not run."""
+    model = nn.Sequential(parametrizations.orthogonal(nn.Linear(4, 3)).half())
+    with pytest.raises(ll.UnsupportedLayer, match=r"'0\.weight'"):
+        ll.lower(model, (4,))
 
 
 # What runs beside the graph ----------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -118,10 +118,13 @@ def _check_parametrizations(module: nn.Module) -> None:
     """A parametrized tensor must be the same at every reading."""
     for name, layer in module.named_modules():
         for tensor in getattr(layer, "parametrizations", {}):
-            with torch.no_grad():
-                first, second = getattr(layer, tensor), getattr(layer, tensor)
+            where = f"{name}.{tensor}".lstrip(".")
+            try:
+                with torch.no_grad():
+                    first, second = getattr(layer, tensor), getattr(layer, tensor)
+            except Exception as error:
+                raise UnsupportedLayer(f"'{where}' is not supported: its parametrization fails: {error}") from error
             if not torch.equal(first, second):
-                where = f"{name}.{tensor}".lstrip(".")
                 raise UnsupportedLayer(
                     f"'{where}' is another tensor at every reading. Only parametrizations without state are supported."
                 )
@@ -144,16 +147,25 @@ def check_same_operations(module: nn.Module, root: nn.Module, graph: fx.Graph, i
     Tracing sees what forward does with a stand-in for the tensor. Code that asks whether it has a tensor, or that calls
     something the stand-in does not pass on, does otherwise with x, and random samples need not show it.
     """
-    expected = operations(fx.Interpreter(root, graph=graph).run, example(module, input_shape, batch=2))
+    run = fx.Interpreter(root, graph=graph).run
+    found = _difference(module, run, input_shape, inference=False)
+    # A forward that enters inference mode itself has layers in one piece there, and so has its graph in that mode.
+    if found is not None and _difference(module, run, input_shape, inference=True) is not None:
+        raise UnsupportedLayer(
+            f"{type(module).__name__} is not supported: {found}. forward must do the same with every input; it may not ask "
+            "for its type or batch size, nor use autocast."
+        )
+
+
+def _difference(module: nn.Module, run: Callable[[Tensor], Any], input_shape: Sequence[int], inference: bool) -> str | None:
+    """Where the operations of the module leave those of its graph, in words."""
+    expected = operations(run, example(module, input_shape, batch=2), inference)
     for size in (2, 3):
-        found = operations(module, example(module, input_shape, batch=size))
+        found = operations(module, example(module, input_shape, batch=size), inference)
         for shown, runs in zip_longest(expected, found, fillvalue=("nothing", ())):
             if shown != runs:
-                raise UnsupportedLayer(
-                    f"{type(module).__name__} is not supported: it runs {_call(runs)} on a batch of {size} where its traced "
-                    f"graph has {_call(shown)}. forward must do the same with every input; it may not ask for its type or "
-                    "batch size, nor use autocast."
-                )
+                return f"it runs {_call(runs)} on a batch of {size} where its traced graph has {_call(shown)}"
+    return None
 
 
 def _call(operation: Operation) -> str:

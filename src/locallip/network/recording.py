@@ -14,13 +14,13 @@ from torch.utils._pytree import tree_leaves
 Operation = tuple[str, tuple[Any, ...]]
 
 
-def operations(compute: Callable[[Tensor], Any], x: Tensor) -> list[Operation]:
+def operations(compute: Callable[[Tensor], Any], x: Tensor, inference: bool = False) -> list[Operation]:
     """Every operation of torch that `compute` applies to x or to what came of it, in order.
 
     What is computed from stored tensors alone is not in the list: tracing may have done it beforehand. In-place
-    operations count as their plain counterparts.
+    operations count as their plain counterparts. With `inference`, in torch's inference mode.
     """
-    with _Recorder(x) as recorder, torch.no_grad():
+    with _Recorder(x) as recorder, torch.inference_mode(inference), torch.no_grad():
         compute(x)
     return recorder.seen
 
