@@ -124,7 +124,7 @@ FUNCTIONS = [
 
 @pytest.mark.parametrize("step", FUNCTIONS)
 def test_code_that_samples_do_not_show_is_refused(step: Callable[[Any, Tensor], Tensor]) -> None:
-    """Each was certified once as if the line that tracing misses were not there: class 0 at 200, where it is class 1.
+    """All but the last two and the one of the batch were certified once as class 0 at 200, where they are class 1.
 
     Catches: `x += y` traced as `x + y`, `out=` that is not looked at, no comparison of operations, or one on a single batch.
     """
