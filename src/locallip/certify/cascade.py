@@ -159,7 +159,7 @@ class Certifier:
             method=method,
         )
         self.classes = number_of_classes(self.prover)
-        self.fingerprint, self._state = fingerprint(model), state_of(model)
+        self.fingerprint, self._state = fingerprint(model), state_of(model, self.prover.network)
 
     @property
     def global_lipschitz(self) -> float:
@@ -172,7 +172,7 @@ class Certifier:
 
     def __call__(self, x: Tensor, y: Tensor, eps: Eps) -> Certificate:
         x = as_batch(x, self.model, self.input_domain)
-        if state_of(self.model) != self._state:
+        if state_of(self.model, self.prover.network) != self._state:
             raise RuntimeError("the model has changed since this Certifier was made for it: make another one")
         radii = as_eps(eps, len(x), x.device)
         y = as_labels(y, len(x), self.classes, x.device)

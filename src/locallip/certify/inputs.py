@@ -77,6 +77,8 @@ def as_batch(x: object, model: nn.Module, input_domain: tuple[float, float] | No
     if not x.is_floating_point():
         hint = "; for pixels use x.float() / 255" if x.dtype == torch.uint8 else ""
         raise TypeError(f"x must hold floating-point numbers in the model's input space, got {x.dtype}{hint}")
+    if x.layout != torch.strided:
+        raise TypeError(f"x must be a dense tensor, got {x.layout}; use x.to_dense()")
     if x.dim() < 2:
         raise ValueError(f"x must be a batch (B, ...), got shape {tuple(x.shape)}; use x[None] for one sample")
     device = next((p.device for p in model.parameters()), x.device)

@@ -23,7 +23,7 @@ from locallip.bounds import (
     worst_logits,
 )
 from locallip.certify.inputs import as_deployed, as_method, check_model, check_numbers, check_scale, check_shape
-from locallip.network import Network, lower
+from locallip.network import Network, lower, unwrap
 from locallip.norms import CholeskyNorm, Guarantee, LanczosNorm, NormRule, RitzNorm
 from locallip.rounding import gamma, up
 
@@ -217,14 +217,36 @@ def fingerprint(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
-def state_of(model: nn.Module) -> tuple[str, ...]:
+def state_of(model: nn.Module, network: Network) -> tuple[str, ...]:
     """All that a module computes with, for telling whether it has changed: `fingerprint`, and plain numbers of its layers.
 
-    Numbers such as `BatchNorm.eps` are read when they are needed, so a bound made before a change must not meet them.
+    Numbers such as `BatchNorm.eps` are read when they are needed, so a bound made before a change must not meet them; nor
+    may it meet tensors that are neither parameters nor buffers, or hooks.
     """
     found = [fingerprint(model)]
     for name, module in model.named_modules():
         plain = {key: value for key, value in vars(module).items() if isinstance(value, (int, float, str, tuple))}
-        public = {key: value for key, value in sorted(plain.items()) if not key.startswith("_")}
-        found.append(f"{name} {type(module).__qualname__} {public!r}")
+        public = {key: value for key, value in sorted(plain.items()) if not key.startswith("__")}
+        hooks = [list(module._forward_hooks), list(module._forward_pre_hooks), "forward" in vars(module)]
+        found.append(f"{name} {type(module).__qualname__} {public!r} {hooks}")
+        # Layers of torch keep nothing but what they compute with; a module of the user may keep what it has computed.
+        tensors = vars(module).items() if type(module).__module__.startswith("torch.nn") else ()
+        found.extend(f"{key} {_digest(value)}" for key, value in tensors if isinstance(value, Tensor))
+    inner = unwrap(model)
+    for path, tensor in network.unregistered.items():
+        now = _attribute(inner, path)
+        found.append(f"{path} {_digest(now if isinstance(now, Tensor) else tensor)}")
     return tuple(found)
+
+
+def _attribute(module: nn.Module, path: str) -> object:
+    """module.a.b for "a.b"; None where there is none."""
+    found: object = module
+    for name in path.split("."):
+        found = getattr(found, name, None)
+    return found
+
+
+def _digest(tensor: Tensor) -> str:
+    stored = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    return f"{tuple(tensor.shape)} {tensor.dtype} {hashlib.sha256(stored).hexdigest()}"

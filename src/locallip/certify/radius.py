@@ -108,7 +108,7 @@ class RadiusFinder:
             )
         self.prover, self.guide = prover, _guide(prover, seed)
         self.classes = number_of_classes(prover)
-        self.fingerprint, self._state = fingerprint(model), state_of(model)
+        self.fingerprint, self._state = fingerprint(model), state_of(model, self.prover.network)
 
     def seed_again(self, seed: int) -> None:
         """Random numbers from here on are those of `seed`; it must have been chosen without knowledge of the weights."""
@@ -122,7 +122,7 @@ class RadiusFinder:
         below `below` (B,).
         """
         x = as_batch(x, self.model, self.input_domain)
-        if state_of(self.model) != self._state:
+        if state_of(self.model, self.prover.network) != self._state:
             raise RuntimeError("the model has changed since this RadiusFinder was made for it: make another one")
         search = _Search(self, x, as_labels(y, len(x), self.classes, x.device))
         zero, far = torch.zeros(len(x)).to(x), torch.full((len(x),), float("inf")).to(x)

@@ -1,7 +1,7 @@
 """From a user's module to stages of affine maps and activations."""
 
 from locallip.network import activation_rules as _activation_rules  # noqa: F401 - registers its rules
-from locallip.network.checks import UnsupportedLayer
+from locallip.network.checks import UnsupportedLayer, unwrap
 from locallip.network.lower import lower
 from locallip.network.normalize import Normalize
 from locallip.network.precision import in_precision
@@ -20,4 +20,5 @@ __all__ = [
     "in_precision",
     "lower",
     "register_layer",
+    "unwrap",
 ]

@@ -7,6 +7,7 @@ is two terms; an activation closes a stage. Whatever has no rule raises `Unsuppo
 from __future__ import annotations
 
 import builtins
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,9 +18,21 @@ from torch.fx.node import map_arg
 
 from locallip.activations import Activation
 from locallip.network import rules
-from locallip.network.checks import EXTEND, SUPPORTED, UnsupportedLayer, check_module, check_same_function, example, unwrap
+from locallip.network.checks import (
+    EXTEND,
+    SUPPORTED,
+    UnsupportedLayer,
+    check_module,
+    check_same_function,
+    check_same_operations,
+    example,
+    unwrap,
+)
 from locallip.network.stages import Network, Offset, PassThrough, Stage
 from locallip.ops import Diagonal, Identity, LinearOp, Sum, compose
+
+#: Maps that an operator may be made of where several layers read what it gives.
+LONGEST = 16
 
 
 @dataclass(frozen=True)
@@ -53,11 +66,30 @@ def _sum(first: LinearOp, second: LinearOp) -> Sum:
     return Sum([*(first.parts if isinstance(first, Sum) else [first]), second])
 
 
+class _Proxy(fx.Proxy):
+    """Stands for a tensor while forward is traced; x += y stays in place, or other names of x would keep the old value."""
+
+    def __iadd__(self, other: Any) -> Any:
+        return self.tracer.create_proxy("call_function", operator.iadd, (self, other), {})
+
+    def __isub__(self, other: Any) -> Any:
+        return self.tracer.create_proxy("call_function", operator.isub, (self, other), {})
+
+    def __imul__(self, other: Any) -> Any:
+        return self.tracer.create_proxy("call_function", operator.imul, (self, other), {})
+
+    def __itruediv__(self, other: Any) -> Any:
+        return self.tracer.create_proxy("call_function", operator.itruediv, (self, other), {})
+
+
 class _Tracer(fx.Tracer):
     """Treats every module with a rule as one node and looks inside everything else that is not torch's own."""
 
     #: Else a product of buffers would be a constant like any other, with the rounding of the module's dtype.
     proxy_buffer_attributes = True
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return _Proxy(node, self)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         known = rules.module_rule(m) is not None or isinstance(m, rules.RESHAPE_MODULES)
@@ -80,6 +112,7 @@ def lower(module: nn.Module, input_shape: Sequence[int]) -> Network:
             ) from error
         network = _Lowering(root, graph, like).run()
         check_same_function(network, module, input_shape)
+        check_same_operations(module, root, graph, input_shape)
     return network
 
 
@@ -126,7 +159,14 @@ class _Lowering:
             raise self._unsupported(node, "the network must return one tensor that depends on its input")
         form = self.forms[result]
         self.stages.append(Stage("output", form.terms, form.offset, None, form.names))
-        return Network(self.like.shape[1:], tuple(self.stages))
+        return Network(self.like.shape[1:], tuple(self.stages), self._unregistered())
+
+    def _unregistered(self) -> dict[str, Tensor]:
+        """Tensors in the graph that are neither parameters nor buffers: plain attributes, by their path, and others."""
+        known = {name for name, _ in (*self.module.named_parameters(), *self.module.named_buffers())}
+        nodes = [node for node in self.graph.nodes if node.op == "get_attr" and node.target not in known]
+        found = {_inside_root(str(node.target)): self.values[node] for node in nodes}
+        return {path: value for path, value in found.items() if isinstance(value, Tensor)}
 
     def _visit(self, node: fx.Node) -> None:
         inputs = [arg for arg in node.all_input_nodes if arg in self.forms]
@@ -157,8 +197,9 @@ class _Lowering:
             raise self._unsupported(node, str(error)) from error
         if form.shape != self.values[node].shape[1:]:
             raise self._unsupported(node, "its output shape mixes samples of the batch or follows no known rule")
-        # A sum of branches that several layers read becomes a stage of its own, so cost stays linear in depth.
-        if len(form.terms) > 1 and len(node.users) > 1:
+        # A sum of branches that several layers read becomes a stage of its own, so cost stays linear in depth; so does a
+        # long map of one branch, which each of them would repeat.
+        if len(node.users) > 1 and (len(form.terms) > 1 or any(op.pieces > LONGEST for op in form.terms.values())):
             form = self._close(form, PassThrough(), node)
         return form
 
@@ -220,11 +261,19 @@ class _Lowering:
         A computed tensor would stay behind when training moves the parameters, carry rounding of the module's dtype, or be
         random.
         """
-        if isinstance(self.values[node], Tensor) and node.op != "get_attr" and not self._is_view_of_buffer(node):
+        if self._is_computed(node):
             raise rules.Refused(
                 "it uses a tensor that forward computes; store the result as a buffer or use a parametrization"
             )
         return self.values[node]
+
+    def _is_computed(self, node: fx.Node) -> bool:
+        """Whether forward computes it from stored tensors, be it a tensor or a number such as (a * b).item()."""
+        if node in self.forms:  # of which nothing but sizes come here
+            return False
+        if isinstance(self.values[node], Tensor):
+            return node.op != "get_attr" and not self._is_view_of_buffer(node)
+        return any(self._is_computed(arg) for arg in node.all_input_nodes)
 
     def _is_view_of_buffer(self, node: fx.Node) -> bool:
         if node.op == "get_attr":
@@ -280,7 +329,13 @@ class _Lowering:
 
     def _refuse_overwriting(self, node: fx.Node, inputs: list[fx.Node]) -> None:
         """An in-place layer whose input somebody else reads computes something else than its graph shows."""
-        if not inputs or not self._in_place(node):
+        if "out" in node.kwargs:
+            raise self._unsupported(node, "it writes into another tensor; leave out= away")
+        if not self._in_place(node):
+            return
+        if any(n not in self.forms and isinstance(self.values[n], Tensor) for n in node.all_input_nodes[:1]):
+            raise self._unsupported(node, "it changes a stored tensor; forward must leave them as they are")
+        if not inputs:  # a number such as x.shape[0]
             return
         later = set(self.order[self.order.index(node) + 1 :])
         memory = _memory(self.values[node.all_input_nodes[0]])

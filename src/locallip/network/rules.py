@@ -44,6 +44,8 @@ AnyRule = TypeVar("AnyRule", bound=Callable[..., Step])
 
 MODULE_RULES: dict[type[nn.Module], ModuleRule] = {}
 FUNCTION_RULES: dict[Any, Callable[..., Step]] = {}
+#: What a rule describes, as it was when the rule was registered: a program may replace methods of torch's own classes.
+_METHODS: dict[type[nn.Module], list[Any]] = {}
 
 
 def register_layer(*types: type[nn.Module]) -> Callable[[AnyRule], AnyRule]:
@@ -51,6 +53,7 @@ def register_layer(*types: type[nn.Module]) -> Callable[[AnyRule], AnyRule]:
 
     def keep(rule: AnyRule) -> AnyRule:
         MODULE_RULES.update(dict.fromkeys(types, rule))
+        _METHODS.update({kind: _methods(kind) for kind in types})
         return rule
 
     return keep
@@ -60,9 +63,12 @@ def module_rule(module: nn.Module) -> ModuleRule | None:
     """The rule for this module's type, or for a base class whose forward it has not changed."""
     for base in type(module).__mro__:
         if base in MODULE_RULES:
-            own = (getattr(type(module), name, None) is getattr(base, name, None) for name in ("forward", "_conv_forward"))
-            return MODULE_RULES[base] if all(own) else None
+            return MODULE_RULES[base] if _methods(type(module)) == _METHODS[base] else None
     return None
+
+
+def _methods(kind: type[nn.Module]) -> list[Any]:
+    return [getattr(kind, name, None) for name in ("forward", "_conv_forward")]
 
 
 def function_rule(*targets: Any) -> Callable[[AnyRule], AnyRule]:

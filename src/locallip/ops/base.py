@@ -29,6 +29,8 @@ class LinearOp(ABC):
     fan_in: int = 1
     #: Computes in the dtype of what it is given; a certificate may rest on no other.
     exact: bool = True
+    #: How many maps it is made of.
+    pieces: int = 1
     #: For maps between images, (channels, *spatial): what an output depends on; None where that is not known.
     windows: Windows | None = None
 
@@ -114,6 +116,7 @@ class Compose(LinearOp):
         self.disjoint_rows = outer.disjoint_rows and inner.disjoint_rows
         self.single_entry_rows = outer.single_entry_rows and inner.single_entry_rows
         self.fan_in = outer.fan_in + inner.fan_in + 1
+        self.pieces = outer.pieces + inner.pieces
         self.exact = outer.exact and inner.exact
         self.windows = composed_windows(outer.windows, inner.windows)
 
@@ -153,6 +156,7 @@ class Sum(LinearOp):
         self.parts = tuple(parts)
         self.in_shape, self.out_shape = parts[0].in_shape, parts[0].out_shape
         self.fan_in = max(part.fan_in for part in parts) + len(parts)
+        self.pieces = sum(part.pieces for part in parts)
         self.exact = all(part.exact for part in parts)
         self.windows = joined_windows([part.windows for part in parts])
 
