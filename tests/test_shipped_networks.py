@@ -17,7 +17,7 @@ from locallip.zoo import ModelCard, load_model, model_cards
 
 ROOT = Path(__file__).parents[1]
 SHARED = ROOT.parent / "shared" / "data"
-COUNT = 200
+COUNT = 100
 
 
 @pytest.fixture(scope="session")
@@ -54,7 +54,7 @@ def test_a_network_has_the_figures_of_a_result_file(card: ModelCard) -> None:
 
 @pytest.mark.parametrize("card", model_cards(), ids=lambda card: card.name)
 def test_a_network_certifies_what_its_card_says(card: ModelCard, test_images) -> None:
-    """200 images: as many as the card counts among them, or where it does not, its share of all within chance."""
+    """100 images: as many as the card counts among them, or where it does not, its share of all within chance."""
     images = test_images(card.recipe.removeprefix("fast-").split("-")[0])
     x, y = images.images[:COUNT].float() / 255, images.labels[:COUNT]
     model = load_model(card.name)

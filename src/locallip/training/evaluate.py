@@ -28,7 +28,7 @@ PIXELS = (0.0, 1.0)
 #: The mean local bound is that of so many images, the first ones, whatever became of them.
 LIPSCHITZ_IMAGES = 100
 #: So many images, the first ones, are also counted by themselves: few enough to certify again on a CPU.
-FIRST_IMAGES = 200
+FIRST_IMAGES = 100
 #: A part that takes longer says how far it is.
 PATIENCE_SECONDS = 15.0
 #: Offsets of the seeds: training may have drawn the weights with the seed itself, and proofs want starts of their own.
