@@ -128,7 +128,7 @@ def _engines(method, precision="float32", **changes):
     if made[0][0].starts is not None:  # the same first vectors, which each device draws for itself
         here, there = made[0][0].starts, made[1][0].starts
         for place, shape in here.shapes.items():
-            there.put_back(place, torch.arange(64), here.rows[place].view(64, *shape).cuda())
+            there.put_back(place, torch.arange(64), there.layout.lay(here.rows[place].view(64, *shape).cuda()))
     return recipe, made
 
 

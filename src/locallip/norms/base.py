@@ -85,16 +85,20 @@ class Noise:
     """
 
     def __init__(self, seed: int | None):
-        self._seed = secrets.randbits(64) if seed is None else seed % 2**64
-        self._of_cpu = np.random.Generator(np.random.PCG64(self._seed))
+        self._seed = seed
+        self._of_cpu: np.random.Generator | None = None
         self._of_devices: dict[torch.device, torch.Generator] = {}
 
     def __call__(self, shape: Sequence[int], like: Tensor) -> Tensor:
-        device = like.device
+        # Generators are made here and not above: a compiled training step makes rules that never draw.
+        if self._seed is None:
+            self._seed = secrets.randbits(64)
+        seed, device = self._seed % 2**64, like.device
         if device.type == "cpu":
+            self._of_cpu = self._of_cpu or np.random.Generator(np.random.PCG64(seed))
             return torch.from_numpy(self._of_cpu.standard_normal(tuple(shape))).to(like.dtype)
         if device not in self._of_devices:
-            self._of_devices[device] = torch.Generator(device).manual_seed(self._seed)
+            self._of_devices[device] = torch.Generator(device).manual_seed(seed)
         return torch.randn(shape, dtype=like.dtype, device=device, generator=self._of_devices[device])
 
 
