@@ -339,7 +339,7 @@ def test_several_runs_stand_side_by_side(run_folder, tmp_path):
     ("args", "said"),
     [
         (["nowhere"], "is no run folder"),
-        ([], "name a run folder"),
+        ([], "RUNS is missing: run folders, or names from `locallip models`"),
         (["{run}", "{run}"], "named twice"),
         (["{run}", "--out", "page.txt"], "ends in .html"),
         (["{run}", "--out", "{tmp}/absent/page.html"], "there is no folder"),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass, is_dataclass, replace
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import torch
@@ -52,7 +53,7 @@ def device_of(name: str | None) -> torch.device | None:
 class Option:
     """What may stand behind an option, or for a word without one: nothing, one of its choices, a number, or anything.
 
-    `many` words may stand there, at least one of them where it is `required`.
+    `many` words may stand there, at least one of them where it is `required`; `about` begins what the help says of it.
     """
 
     takes_value: bool
@@ -60,6 +61,7 @@ class Option:
     number: type[int] | type[float] | None = None
     many: bool = False
     required: bool = False
+    about: str = ""
 
 
 def options_of(command: Callable[..., Any]) -> dict[str, Option]:
@@ -81,7 +83,15 @@ def places_of(command: Callable[..., Any]) -> dict[str, Option]:
     """What stands behind a command without a name, by the word that the help has for it."""
     hints = get_type_hints(command)
     places = [p for p in inspect.signature(command).parameters.values() if p.kind is p.POSITIONAL_ONLY]
-    return {p.name.upper(): _option(hints[p.name], p.default is p.empty) for p in places}
+    text = inspect.getdoc(command) or ""
+    found = {}
+    for place in places:
+        # An entry goes on over lines that are indented further than it begins.
+        about = re.search(rf"^( *){place.name}: (.*(?:\n\1 +.*)*)", text, re.MULTILINE)
+        first = re.split(r"[;(]|\. |\.$", " ".join(about.group(2).split()))[0].strip() if about else ""
+        option = _option(hints[place.name], place.default is place.empty)
+        found[place.name.upper()] = replace(option, about=first)
+    return found
 
 
 def _option(hint: Any, required: bool = False) -> Option:
@@ -155,7 +165,8 @@ def _check_value(name: str, option: Option, value: str) -> None:
 def _check_places(places: Mapping[str, Option], behind: list[str]) -> None:
     for name, option in places.items():
         values, behind = (behind, []) if option.many else (behind[:1], behind[1:])
-        check(bool(values) or not option.required, f"{name} is missing")
+        what = f": {option.about[:1].lower()}{option.about[1:]}" if option.about else ""
+        check(bool(values) or not option.required, f"{name} is missing{what}")
         for value in values:
             _check_value(name, option, value)
     check(not behind, f"there is no place for {' '.join(behind)!r}")

@@ -61,7 +61,6 @@ def report(
         raise WrongOption(
             "a report needs the extra 'report': pip install 'locallip[report]', or '.[report]' in a clone"
         ) from None
-    check(len(runs) > 0, "name a run folder or a network: locallip report runs/mine")
     check(len(set(runs)) == len(runs), "a run is named twice")
     check(explore >= 0, f"--explore must be at least 0, got {explore}")
     check(out.suffix in (".html", ".htm"), f"--out {out}: a report is a file that ends in .html")
