@@ -19,6 +19,8 @@ LEFT, RIGHT, TOP, BOTTOM = 58, 14, 14, 46
 INDENT, SWATCH = 8.0, 34
 LETTER = 6.6  # mean width of a letter in the font of labels
 SERIES = 8
+#: So many names find room below bars when they are slanted, of so many letters.
+SLANTED, LONGEST = 16, 12
 
 
 @dataclass(frozen=True)
@@ -95,14 +97,26 @@ def bar_chart(
             if math.isfinite(value):
                 left, right = x(g + 0.1 + k * width), x(g + 0.1 + (k + 1) * width)
                 parts.append(_bar(left, y(value), right - left - min(1.0, (right - left) / 4), y(y.low), k))
-    every = max(1, math.ceil(len(groups) * max(map(len, groups), default=1) * LETTER / (x.end - x.begin) * 0.9))
-    parts += [_text(x(g + 0.5), y.begin + 18, groups[g], "tick", "middle") for g in range(0, len(groups), every)]
+    names, more = _names([(x(g + 0.5), name) for g, name in enumerate(groups)], y.begin, x.end - x.begin)
+    parts += names
     for k, row in enumerate(levels):
         for g, value in enumerate(row):
             if math.isfinite(value):
                 ends = f'x1="{x(g + 0.1 + (k - 0.1) * width)}" x2="{x(g + 0.1 + (k + 1.1) * width)}"'
                 parts.append(f'<line class="paper" {ends} y1="{y(value)}" y2="{y(value)}"/>')
-    return _svg(parts + legend.parts)
+    return _svg(parts + legend.parts, HEIGHT + more)
+
+
+def _names(groups: Sequence[tuple[float, str]], y: float, wide: float) -> tuple[list[str], float]:
+    """Names below groups of bars, level where they fit, else slanted, else some of them; and how much room they lack."""
+    letters = len(groups) * max((len(name) for _, name in groups), default=1) * LETTER
+    if letters <= wide or len(groups) > SLANTED:
+        kept = groups[:: max(1, math.ceil(letters / wide))]
+        return [_text(x, y + 18, name, "tick", "middle") for x, name in kept], 0.0
+    short = [(x, name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}…") for x, name in groups]
+    place = 'class="tick" text-anchor="end" transform="translate({:.1f} {:.1f}) rotate(-32)"'
+    parts = [f"<text {place.format(x + 4, y + 14)}>{escape(name)}</text>" for x, name in short]
+    return parts, max(0.0, 0.53 * LETTER * max(len(name) for _, name in short) + 20 - BOTTOM)
 
 
 def histogram_lines(values: Sequence[Sequence[float]], names: Sequence[str], *, bins: int = 24) -> list[Line]:
@@ -270,7 +284,8 @@ def _text(x: float, y: float, words: str, kind: str, anchor: str) -> str:
 
 
 def _svg(parts: Sequence[str], height: float = HEIGHT) -> str:
-    return f'<svg class="chart" viewBox="0 0 {WIDTH} {height:.0f}">{"".join(parts)}</svg>'
+    kind = "chart tall" if height > 1.5 * HEIGHT else "chart"
+    return f'<svg class="{kind}" viewBox="0 0 {WIDTH} {height:.0f}">{"".join(parts)}</svg>'
 
 
 def _steps(low: float, high: float, wanted: int = 5) -> list[float]:
