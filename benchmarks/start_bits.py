@@ -1,4 +1,4 @@
-"""What few bits cost: the norm that a power step finds from saved vectors kept in 16, 8 or 4 bits, against the converged one.
+"""What few bits cost: norms that a power step finds from saved vectors of 16, 8 or 4 bits, against the converged ones.
 
     python benchmarks/start_bits.py [NAME] --data-root DIR [--images N]
 
