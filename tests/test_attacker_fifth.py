@@ -17,8 +17,10 @@ from torch.nn.utils import parametrize
 
 import locallip as ll
 from locallip.certify import Certifier, RadiusFinder
+from locallip.network import Affine
+from locallip.network.rules import MODULE_RULES
 from locallip.norms import CholeskyNorm, LanczosNorm, NormKey
-from locallip.ops import Masked
+from locallip.ops import Diagonal, Masked
 
 DOUBLE = torch.float64
 
@@ -150,6 +152,38 @@ def test_changes_anywhere_are_noticed(kind: Any, change: Callable[[Kept], None],
     change(model)
     with pytest.raises(RuntimeError, match="has changed"):
         ask()
+
+
+class Scaled(nn.Module):
+    """A layer of a user with a rule of its own, which reads a list when it is needed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factors = [1.0]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.factors[0]
+
+
+def test_lists_of_registered_layers_count() -> None:
+    """Norms with the old factor would meet logits with the new one.
+
+    Catches: a state without lists where nothing is traced.
+    """
+
+    @ll.register_layer(Scaled)
+    def rule(module: Scaled, in_shape: torch.Size, like: Tensor) -> Affine:
+        return Affine(Diagonal(lambda dtype: torch.tensor(module.factors[0], dtype=dtype), in_shape))
+
+    layer, x, y = Scaled(), torch.zeros(1, 2, dtype=DOUBLE), torch.tensor([1])
+    try:
+        certifier = Certifier(nn.Sequential(linear([[1.0, 0.0], [0.0, 1.0]], [0.0, 0.5]), layer), (2,))
+        assert bool(certifier(x, y, 0.2).certified[0])
+        layer.factors[0] = -1.0
+        with pytest.raises(RuntimeError, match="has changed"):
+            certifier(x, y, 0.2)
+    finally:
+        del MODULE_RULES[Scaled]
 
 
 def test_lowering_leaves_the_module_as_it_was() -> None:

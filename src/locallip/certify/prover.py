@@ -237,6 +237,7 @@ def state_of(model: nn.Module, network: Network) -> tuple[str, ...]:
         # Layers with a rule keep nothing but what they compute with; a module of the user may keep what it has computed.
         kept = vars(module).items() if type(module).__module__.startswith("torch.nn") or module_rule(module) else ()
         found.extend(f"{key} {_digest(value)}" for key, value in kept if isinstance(value, Tensor))
+        found.extend(f"{key} {value!r}" for key, value in kept if isinstance(value, (list, dict)) and key[0] != "_")
         # What a parametrization makes of its tensor is read anew at every use, and may come from anything that it keeps.
         with torch.no_grad():
             made = [(key, getattr(module, key)) for key in getattr(module, "parametrizations", {})]
