@@ -164,6 +164,9 @@ def propagate(
     `intervals=False` takes the box around the ball alone, without the interval image: a valid box at a third of the cost.
     eps of shape (1,) serves all samples, and saves a batch of equal radii.
     """
+    if x.shape[1:] != network.input_shape:  # layers over images take other sizes too, but have other norms there
+        here, there = tuple(x.shape[1:]), tuple(network.input_shape)
+        raise ValueError(f"x has samples of shape {here}, and the bounds are those of the network for samples of {there}")
     if box_radii == "global" and ceiling is None:
         raise ValueError("box_radii='global' needs the global bound as ceiling")
     if outward:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from locallip.arithmetic import autocast_off
 from locallip.attacks import pgd_l2
 from locallip.certify.confirm import best_class, confirmed, surely
-from locallip.certify.inputs import Eps, as_batch, as_eps, as_labels, check_batch_size
+from locallip.certify.inputs import Eps, as_batch, as_domain, as_eps, as_labels, check_batch_size
 from locallip.certify.prover import LocalLayers, Margin, Method, Prover, fingerprint, number_of_classes, state_of
 from locallip.norms import Guarantee
 
@@ -144,7 +144,7 @@ class Certifier:
         check_batch_size(batch_size)
         if attack_steps < 0:
             raise ValueError(f"attack_steps must be at least 0, got {attack_steps}")
-        self.model, self.input_domain, self.batch_size = model, input_domain, batch_size
+        self.model, self.input_domain, self.batch_size = model, as_domain(input_domain), batch_size
         self.attack_steps, self.failure_prob, self._seed = attack_steps, failure_prob, seed
         self.prover = Prover(
             model,

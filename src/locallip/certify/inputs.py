@@ -84,16 +84,28 @@ def as_batch(x: object, model: nn.Module, input_domain: tuple[float, float] | No
     device = next((p.device for p in model.parameters()), x.device)
     if device != x.device:
         raise ValueError(f"x is on {x.device}, the model on {device}; move one of them")
-    if input_domain is not None:
-        try:
-            low, high = (float(end) for end in input_domain)
-        except (TypeError, ValueError):
-            raise ValueError(f"input_domain must be two numbers (low, high), got {input_domain!r}") from None
-        if not low < high:
-            raise ValueError(f"input_domain must be (low, high) with low < high, got {input_domain}")
+    domain = as_domain(input_domain)
+    if domain is not None:
+        low, high = domain
         if bool(((x.double() < low) | (x.double() > high)).any()):
             raise ValueError(f"x leaves input_domain {input_domain}: its values span {x.min():.4g} to {x.max():.4g}")
     return (x.clone() if x.is_inference() else x.detach()).double()
+
+
+def as_domain(domain: tuple[float, float] | None) -> tuple[float, float] | None:
+    """Two numbers of float64, exactly those that were given: a fraction would be rounded into the domain or out of it."""
+    if domain is None:
+        return None
+    try:
+        low, high = (float(end) for end in domain)
+        exact = all(bool(float(end) == end) or bool(end != end) for end in domain)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        exact = False
+    if not exact:
+        raise ValueError(f"input_domain must be two numbers (low, high) that float64 can hold, got {domain!r}")
+    if not low < high:
+        raise ValueError(f"input_domain must be (low, high) with low < high, got {domain}")
+    return low, high
 
 
 def as_labels(y: Tensor | Sequence[int], batch: int, classes: int, device: torch.device) -> Tensor:

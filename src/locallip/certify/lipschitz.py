@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from locallip.certify.inputs import Eps, as_batch, as_eps, check_batch_size
+from locallip.certify.inputs import Eps, as_batch, as_domain, as_eps, check_batch_size
 from locallip.certify.prover import Prover
 from locallip.norms import Guarantee
 
@@ -36,7 +36,7 @@ def local_lipschitz(
         model, x.shape[1:], guarantee, failure_prob=failure_prob, power_steps=power_steps, seed=seed, device=x.device
     )
     parts = [
-        prover.trace(x[i : i + batch_size], radii[i : i + batch_size], domain=input_domain).lipschitz
+        prover.trace(x[i : i + batch_size], radii[i : i + batch_size], domain=as_domain(input_domain)).lipschitz
         for i in range(0, len(x), batch_size)
     ]
     bound = torch.cat(parts) if parts else radii

@@ -23,7 +23,7 @@ from locallip.bounds import (
     worst_logits,
 )
 from locallip.certify.inputs import as_deployed, as_method, check_model, check_numbers, check_scale, check_shape
-from locallip.network import Network, lower, unwrap
+from locallip.network import Network, UnsupportedLayer, lower, module_rule, steps_of, unwrap
 from locallip.norms import CholeskyNorm, Guarantee, LanczosNorm, NormRule, RitzNorm
 from locallip.rounding import gamma, up
 
@@ -224,15 +224,24 @@ def state_of(model: nn.Module, network: Network) -> tuple[str, ...]:
     may it meet tensors that are neither parameters nor buffers, or hooks.
     """
     found = [fingerprint(model)]
+    inner = unwrap(model)
+    try:
+        found.extend(f"{step} {'' if value is None else _digest(value)}" for step, value in steps_of(inner))
+    except UnsupportedLayer as error:  # it could be traced once
+        found.append(str(error))
     for name, module in model.named_modules():
         plain = {key: value for key, value in vars(module).items() if isinstance(value, (int, float, str, tuple))}
         public = {key: value for key, value in sorted(plain.items()) if not key.startswith("__")}
         hooks = [list(module._forward_hooks), list(module._forward_pre_hooks), "forward" in vars(module)]
         found.append(f"{name} {type(module).__qualname__} {public!r} {hooks}")
-        # Layers of torch keep nothing but what they compute with; a module of the user may keep what it has computed.
-        tensors = vars(module).items() if type(module).__module__.startswith("torch.nn") else ()
-        found.extend(f"{key} {_digest(value)}" for key, value in tensors if isinstance(value, Tensor))
-    inner = unwrap(model)
+        # Layers with a rule keep nothing but what they compute with; a module of the user may keep what it has computed.
+        kept = vars(module).items() if type(module).__module__.startswith("torch.nn") or module_rule(module) else ()
+        found.extend(f"{key} {_digest(value)}" for key, value in kept if isinstance(value, Tensor))
+        found.extend(f"{key} {value!r}" for key, value in kept if isinstance(value, (list, dict)) and key[0] != "_")
+        # What a parametrization makes of its tensor is read anew at every use, and may come from anything that it keeps.
+        with torch.no_grad():
+            made = [(key, getattr(module, key)) for key in getattr(module, "parametrizations", {})]
+        found.extend(f"{key} {_digest(value)}" for key, value in made)
     for path, tensor in network.unregistered.items():
         now = _attribute(inner, path)
         found.append(f"{path} {_digest(now if isinstance(now, Tensor) else tensor)}")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from locallip.certify.crossing import Crossing
-from locallip.certify.inputs import as_batch, as_labels, check_batch_size
+from locallip.certify.inputs import as_batch, as_domain, as_labels, check_batch_size
 from locallip.certify.prover import LocalLayers, Method, Prover, another_seed, fingerprint, number_of_classes, state_of
 from locallip.norms import Guarantee, LanczosNorm
 
@@ -92,7 +92,7 @@ class RadiusFinder:
         method: Method = "auto",
     ):
         check_batch_size(batch_size)
-        self.model, self.input_domain, self.batch_size = model, input_domain, batch_size
+        self.model, self.input_domain, self.batch_size = model, as_domain(input_domain), batch_size
         if prover is None:
             prover = Prover(
                 model,

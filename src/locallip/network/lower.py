@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import builtins
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -100,20 +101,61 @@ def lower(module: nn.Module, input_shape: Sequence[int]) -> Network:
     """The network of `module` for samples of `input_shape` (without batch); parameters are read through, not copied."""
     module = unwrap(module)
     check_module(module)
-    with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False), torch.inference_mode(False):
+    with _settled(), _as_it_was(module):
         like = example(module, input_shape, batch=2)
-        root = _Root(module)
-        try:
-            graph = _Tracer().trace(root)
-        except Exception as error:
-            raise UnsupportedLayer(
-                f"{type(module).__name__} cannot be traced: {error}. Control flow that depends on the data is not "
-                "supported; forward must be the same computation for every input."
-            ) from error
+        root, graph = _traced(module)
         network = _Lowering(root, graph, like).run()
         check_same_function(network, module, input_shape)
         check_same_operations(module, root, graph, input_shape)
     return network
+
+
+def steps_of(module: nn.Module) -> list[tuple[str, Tensor | None]]:
+    """What forward does now, traced anew: a text per step, and the tensor where that is neither parameter nor buffer.
+
+    Numbers and functions may come from anywhere, such as lists, dictionaries or other objects that a module keeps.
+    """
+    module = unwrap(module)
+    with _settled(), _as_it_was(module):
+        root, graph = _traced(module)
+    known = {name for name, _ in (*root.named_parameters(), *root.named_buffers())}
+    found = []
+    for node in graph.nodes:
+        plain = node.op == "get_attr" and node.target not in known
+        value = operator.attrgetter(str(node.target))(root) if plain else None
+        text = f"{node.op} {node.target} {node.args} {node.kwargs}"
+        found.append((text, value if isinstance(value, Tensor) else None))
+    return found
+
+
+def _traced(module: nn.Module) -> tuple[_Root, fx.Graph]:
+    root = _Root(module)
+    try:
+        return root, _Tracer().trace(root)
+    except Exception as error:
+        raise UnsupportedLayer(
+            f"{type(module).__name__} cannot be traced: {error}. Control flow that depends on the data is not "
+            "supported; forward must be the same computation for every input."
+        ) from error
+
+
+@contextmanager
+def _settled() -> Iterator[None]:
+    """Without autocast and inference mode, whatever the caller has set."""
+    with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False), torch.inference_mode(False):
+        yield
+
+
+@contextmanager
+def _as_it_was(module: nn.Module) -> Iterator[None]:
+    """Puts back what forward keeps in its module when it is traced or run: a stand-in there would be taken for a tensor."""
+    before = [(layer, dict(vars(layer))) for layer in module.modules()]
+    try:
+        yield
+    finally:
+        for layer, kept in before:
+            vars(layer).clear()
+            vars(layer).update(kept)
 
 
 class _Root(nn.Module):

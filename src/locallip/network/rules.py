@@ -303,6 +303,8 @@ def _adaptive_module(module: nn.AdaptiveAvgPool2d, in_shape: torch.Size, like: T
 @function_rule(F.adaptive_avg_pool1d, F.adaptive_avg_pool2d)
 def _adaptive(in_shape: torch.Size, like: Tensor, output_size: Any) -> Affine:
     sizes = tuple(in_shape[1:])
+    if len(sizes) not in (1, 2):
+        raise Refused(f"adaptive pooling takes samples with channels and 1 or 2 more dimensions, got {tuple(in_shape)}")
     wanted = (output_size,) * len(sizes) if isinstance(output_size, int) else tuple(output_size)
     out = tuple(n if w is None else w for n, w in zip(sizes, wanted * len(sizes), strict=False))
     if any(n % w for n, w in zip(sizes, out, strict=True)):
