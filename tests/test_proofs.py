@@ -519,3 +519,28 @@ def test_rows_about_unknown_data_are_named(certified_rows, tmp_path, capsys):
     code, _, said = called(capsys, "verify", tmp_path / "rows.jsonl")
     assert code == 2
     assert "rows.json: there is no data set 'numbers'" in said
+
+
+def test_the_same_weights_in_another_network_are_another_network(model, images, tmp_path):
+    """An activation without weights of its own leaves no trace in the fingerprint of the weights."""
+    other = ll.build_model("small", (1, 28, 28), 10, "maxmin")
+    other.load_state_dict(model.state_dict())
+    out = tmp_path / "rows.jsonl"
+    certify_images(job(out, limit=4), model, images)
+    with pytest.raises(WrongRows, match="another structure"):
+        certify_images(job(out, limit=4, resume=True), other, images)
+    with pytest.raises(WrongRows, match="another network"):
+        verify_rows(out, other, images, sample=2)
+    assert len(certify_images(job(out, limit=4, resume=True), model, images)[0]) == 4
+
+
+def test_rows_of_another_version_are_not_continued(model, images, tmp_path):
+    """Its certificates may have had a fault that was mended since."""
+    out = tmp_path / "rows.jsonl"
+    certify_images(job(out, limit=4), model, images)
+    about = out.with_suffix(".json")
+    values = json.loads(about.read_text())
+    values["settings"]["environment"]["locallip"] = "0.0.1"
+    about.write_text(json.dumps(values))
+    with pytest.raises(WrongRows, match=r"locallip was '0\.0\.1'"):
+        certify_images(job(out, limit=4, resume=True), model, images)

@@ -11,13 +11,12 @@ from torch import nn
 
 from locallip.breaking.rows import AttackRow
 from locallip.certify import Verdict
-from locallip.certify.prover import fingerprint
 from locallip.data import ImageSet
 from locallip.norms import Guarantee
 from locallip.proofs import Row, WrongRows, read_rows
 from locallip.proofs.check import contradictions
 from locallip.proofs.run import data_checksum
-from locallip.proofs.settings import Settings, read_about
+from locallip.proofs.settings import Settings, check_network, read_about
 
 
 class BrokenCertificate(Exception):
@@ -38,8 +37,7 @@ def read_certified(path: Path, model: nn.Module, images: ImageSet, radius: float
     ended = summary is not None
     rows = read_rows(path, whole=ended) if ended or path.exists() else []
     first = images.take(torch.arange(min(settings.images, len(images))))
-    if fingerprint(model) != settings.fingerprint:
-        raise WrongRows(f"{path} is about other weights: {settings.model} with the fingerprint {settings.fingerprint}")
+    check_network(path, settings, model)
     if data_checksum(first) != settings.data_sha256:
         raise WrongRows(f"{path} is about other images ({settings.data}, {settings.split}) than these of {images.name}")
     if settings.radius < radius:

@@ -22,7 +22,7 @@ from locallip.norms import Guarantee
 from locallip.proofs.check import contradictions
 from locallip.proofs.journal import begin, chunks_of, continued, grow, seed_of, writing
 from locallip.proofs.rows import Row, read_rows
-from locallip.proofs.settings import Settings, read_about, write_about
+from locallip.proofs.settings import Settings, read_about, structure_of, write_about
 from locallip.proofs.summary import summarize
 from locallip.provenance import environment, hardware, others_gb
 
@@ -159,6 +159,7 @@ def _settings(job: Job, images: ImageSet, certifier: Certifier, seed: int) -> Se
         radii=job.radii,
         method=job.method,
         deployed_dtype=job.deployed_dtype,
+        structure=structure_of(certifier.model),
     )
 
 

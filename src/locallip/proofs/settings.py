@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping
@@ -11,8 +12,10 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 import torch
+from torch import nn
 
 from locallip.certify.inputs import as_eps
+from locallip.certify.prover import fingerprint
 from locallip.files import write_atomically
 from locallip.norms import Guarantee
 from locallip.proofs.rows import FORMATS, WrongRows
@@ -24,8 +27,9 @@ class Settings:
 
     `images` is how many of the split's first images are meant, `data_sha256` the checksum of their pixels and labels,
     `failure_prob` that of one image, 0 for guarantees that know none. `radii` says whether rows have certified radii,
-    `method` and `deployed_dtype` are as in `certify`.
-    `hardware` and `environment` may differ where a run goes on.
+    `method` and `deployed_dtype` are as in `certify`. `fingerprint` is of the weights, `structure` of what is done with
+    them; empty where rows are from before it was noted.
+    `hardware` and `environment` may differ where a run goes on, but not the version of locallip.
     """
 
     model: str
@@ -46,6 +50,7 @@ class Settings:
     radii: bool = False
     method: str = "local"
     deployed_dtype: str | None = None
+    structure: str = ""
 
     @property
     def radius(self) -> float:
@@ -65,12 +70,31 @@ class AnySettings(Protocol):
 
 def differences(now: AnySettings, before: AnySettings) -> list[str]:
     """Where the settings of another run are not these, apart from where it ran."""
-    names = [field.name for field in dataclasses.fields(now) if field.name not in ("hardware", "environment")]
-    return [
-        f"{name} was {getattr(before, name)!r} and is {getattr(now, name)!r}"
-        for name in names
-        if getattr(now, name) != getattr(before, name)
-    ]
+    names = [field.name for field in dataclasses.fields(now) if field.name not in ("hardware", "environment", "structure")]
+    pairs = {name: (getattr(before, name), getattr(now, name)) for name in names}
+    pairs["locallip"] = tuple(settings.environment.get("locallip") for settings in (before, now))  # type: ignore[attr-defined]
+    found = [f"{name} was {then!r} and is {today!r}" for name, (then, today) in pairs.items() if then != today]
+    if not same_structure(getattr(now, "structure", ""), getattr(before, "structure", "")):
+        found.append("the network has the same weights in another structure")
+    return found
+
+
+def structure_of(model: nn.Module) -> str:
+    """A checksum of the layers of a stored network, which describe themselves wholly."""
+    return hashlib.sha256(repr(model).encode()).hexdigest()
+
+
+def same_structure(one: str, other: str) -> bool:
+    """Whether they agree, or one of them is not known."""
+    return not one or not other or one == other
+
+
+def check_network(path: Path, settings: Settings, model: nn.Module) -> None:
+    """Refuse rows that are about another network than this one."""
+    if fingerprint(model) != settings.fingerprint:
+        raise WrongRows(f"{path} is about other weights: {settings.model} with the fingerprint {settings.fingerprint}")
+    if not same_structure(structure_of(model), settings.structure):
+        raise WrongRows(f"{path} is about another network than this, {settings.model}, which has the same weights")
 
 
 def is_text(value: object) -> bool:
@@ -109,9 +133,10 @@ _CHECKS: Checks = {
     "radii": is_bool,
     "method": lambda value: value in ("auto", "local"),
     "deployed_dtype": lambda value: value in (None, "float32"),
+    "structure": lambda value: isinstance(value, str),
 }
 #: What settings from before there were these mean.
-_OLD = {"radii": False, "method": "local", "deployed_dtype": None}
+_OLD = {"radii": False, "method": "local", "deployed_dtype": None, "structure": ""}
 
 
 def about_file(path: Path) -> Path:

@@ -13,14 +13,13 @@ import torch
 from torch import nn
 
 from locallip.certify import Certificate, Certifier, Verdict
-from locallip.certify.prover import fingerprint
 from locallip.data import ImageSet
 from locallip.norms import Guarantee
 from locallip.proofs.check import VERDICTS, contradictions
 from locallip.proofs.journal import Say
 from locallip.proofs.rows import Row, WrongRows, read_rows
 from locallip.proofs.run import data_checksum
-from locallip.proofs.settings import Settings, read_about
+from locallip.proofs.settings import Settings, check_network, read_about
 from locallip.proofs.summary import summarize
 
 #: A margin so near to 0 that other random numbers change its sign is tried again.
@@ -53,8 +52,7 @@ def verify_rows(
     first = images.take(torch.arange(min(settings.images, len(images))))
     if data_checksum(first) != settings.data_sha256:
         raise WrongRows(f"{path} is about other images than these of {images.name} ({settings.data}, {settings.split})")
-    if fingerprint(model) != settings.fingerprint:
-        raise WrongRows(f"{path} is about other weights: {settings.model} with the fingerprint {settings.fingerprint}")
+    check_network(path, settings, model)
     faults = contradictions(rows, settings, first)
     if not faults and len(rows) < len(first):
         faults = [f"there are {len(rows)} rows for {len(first)} images: the run has not ended, or rows are missing"]
