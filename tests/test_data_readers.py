@@ -821,7 +821,8 @@ def test_cifar10_and_tiny_imagenet_are_fetched_as_archives(tmp_path, offer, monk
     counts = write_tiny_zip(offer)
     monkeypatch.setattr(tiny_imagenet, "SOURCE", source_of(offer / "tiny-imagenet-200.zip"))
     assert len(load_tiny_imagenet("test", root, download=True, _counts=counts)) == 6
-    assert sorted(path.name for path in root.iterdir()) == ["cifar-10-binary.tar.gz", "tiny-imagenet-200.zip"]
+    unpacked = ["tiny-imagenet-200-test.json", "tiny-imagenet-200-test.npy"]
+    assert sorted(path.name for path in root.iterdir()) == ["cifar-10-binary.tar.gz", *unpacked, "tiny-imagenet-200.zip"]
 
 
 def test_official_places_are_safe_addresses_with_the_names_the_readers_look_for():
@@ -870,3 +871,18 @@ def test_the_published_cifar10_test_batch(tmp_path):
     path.write_bytes(content)
     with pytest.raises(DamagedData, match=r"test_batch\.bin is damaged: MD5 .*, expected 803d5f7f"):
         load_images("cifar10", "test", tmp_path)
+
+
+def test_tiny_imagenet_is_unpacked_once_and_again_where_a_file_has_changed(tmp_path):
+    folder = write_tiny(tmp_path)
+    first = load_tiny_imagenet("train", tmp_path, _counts=TINY)
+    assert (tmp_path / "tiny-imagenet-200-train.npy").stat().st_size > 12 * 3 * 64 * 64
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tiny_imagenet, "_decode", None)  # nothing is unpacked
+        assert torch.equal(load_tiny_imagenet("train", tmp_path, _counts=TINY).images, first.images)
+    (folder / TRAIN_IMAGE).write_bytes(jpeg(250))
+    again = load_tiny_imagenet("train", tmp_path, _counts=TINY)
+    assert (again.images != first.images).flatten(1).any(1).nonzero()[:, 0].tolist() == [5]
+    (folder / TRAIN_IMAGE).write_bytes(b"no image")
+    with pytest.raises(DamagedData, match=r"n02_1\.JPEG"):
+        load_tiny_imagenet("train", tmp_path, _counts=TINY)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 from torch import nn
@@ -29,7 +30,7 @@ def brought(
     radius = eps if eps is not None else known.eps if known is not None else ""
     radius_of(radius)
     try:
-        images = load_images(name, split, root, download=download)
+        images = load_images(name, split, root, download=download, say=lambda line: print(line, file=sys.stderr))
     except MissingData as error:
         raise MissingData(f"{error}; --data embedded needs no files" if name == "mnist" else str(error)) from None
     wanted = tuple(about["input_shape"])

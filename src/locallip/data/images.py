@@ -36,7 +36,14 @@ READERS: dict[str, Callable[..., ImageSet]] = {
 }
 
 
-def load_images(name: str, split: str, root: Root = None, *, download: bool = False) -> ImageSet:
+def load_images(
+    name: str,
+    split: str,
+    root: Root = None,
+    *,
+    download: bool = False,
+    say: Callable[[str], None] = lambda line: None,
+) -> ImageSet:
     """The "train" or "test" images of a data set, checked against what was published.
 
     Args:
@@ -44,6 +51,7 @@ def load_images(name: str, split: str, root: Root = None, *, download: bool = Fa
         split: "train" or "test"; for Tiny-ImageNet, whose test labels are secret, "test" means its validation images.
         root: Folder of the data sets; by default the environment variable LOCALLIP_DATA, else ./data.
         download: Fetch what is missing from its official place.
+        say: Told how far it is where that takes long: Tiny-ImageNet is unpacked when it is first read.
 
     Raises:
         MissingData: Files are not there, or could not be fetched.
@@ -56,6 +64,7 @@ def load_images(name: str, split: str, root: Root = None, *, download: bool = Fa
     if split not in get_args(Split):
         raise ValueError(f"unknown split {split!r}; choose one of {', '.join(map(repr, get_args(Split)))}")
     try:
-        return READERS[name](split, root, download=download)
+        more = {"say": say} if name == "tiny-imagenet" else {}
+        return READERS[name](split, root, download=download, **more)
     except OSError as error:  # such as a folder without permission to look into it
         raise MissingData(f"{name} cannot be read ({error}); {REMEDY}") from error

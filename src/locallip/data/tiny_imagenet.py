@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import io
 import os
 import zipfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,6 +21,7 @@ from locallip.data.download import fetch
 from locallip.data.errors import REMEDY, MissingData, damaged
 from locallip.data.files import check_file_md5, data_root, nothing_found, read_at_most
 from locallip.data.image_set import ImageSet, Split
+from locallip.data.unpacked import kept
 
 FOLDER = "tiny-imagenet-200"
 SIDE = 64
@@ -39,16 +41,20 @@ class Counts:
 class _Files(Protocol):
     """Where the files lie: a folder or an archive; names are relative, with slashes."""
 
+    #: Beside what images that were unpacked once are kept.
+    place: Path
+
     def path(self, name: str) -> object: ...
     def read(self, name: str) -> bytes: ...
     def listing(self, folder: str) -> list[str]: ...
+    def mark(self, name: str) -> str: ...
 
 
 class _Folder:
     """The files of a folder on the disk."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.folder = self.place = folder
 
     def path(self, name: str) -> Path:
         return self.folder / name
@@ -62,13 +68,19 @@ class _Folder:
             raise MissingData(f"the folder {path} is missing; {REMEDY}")
         return sorted(entry.name for entry in os.scandir(path) if entry.is_file())
 
+    def mark(self, name: str) -> str:
+        """What changes when the file does: its size and time."""
+        found = (self.folder / name).stat()
+        return f"{name} {found.st_size} {found.st_mtime_ns}"
+
 
 class _Archive:
     """The files of the published .zip, read in place."""
 
     def __init__(self, path: Path, md5: str) -> None:
         check_file_md5(path, md5)
-        self.file = path
+        self.file = self.place = path
+        self.md5 = md5
         try:
             self.zip = zipfile.ZipFile(path)
         except (zipfile.BadZipFile, OSError) as error:
@@ -94,16 +106,21 @@ class _Archive:
     def listing(self, folder: str) -> list[str]:
         return sorted(name for name in self.names.get(f"{FOLDER}/{folder}", []) if name)
 
+    def mark(self, name: str) -> str:
+        return f"{name} {self.md5}"
+
 
 def load_tiny_imagenet(
     split: Split,
     root: str | os.PathLike[str] | None = None,
     *,
     download: bool = False,
+    say: Callable[[str], None] = lambda line: None,
     _counts: Counts = Counts(),  # noqa: B008 - frozen
 ) -> ImageSet:
     """The 100,000 training images or, as "test", the 10,000 validation images, (N, 3, 64, 64) uint8 in RGB.
 
+    They are unpacked once, and kept in a file beside the folder or the archive; where that cannot be written, every time.
     Classes are the WordNet numbers in alphabetical order, as a reader of image folders would number them. Validation
     images stand for the test: the labels of the test images are not public, and the paper's figures are on these.
     """
@@ -116,10 +133,13 @@ def load_tiny_imagenet(
         names, labels = _training(files, classes, _counts.train)
     else:
         names, labels = _validation(files, classes, _counts.test)
-    images = torch.empty((len(names), 3, SIDE, SIDE), dtype=torch.uint8)
-    pixels = images.numpy()
-    for index, name in enumerate(names):  # threads were tried and are slower: such small images are mostly Python's work
-        pixels[index] = _decode(files.path(name), files.read(name), pillow)
+
+    def unpack(index: int) -> np.ndarray:
+        return _decode(files.path(names[index]), files.read(names[index]), pillow)
+
+    source = hashlib.sha256("\n".join(files.mark(name) for name in names).encode()).hexdigest()
+    beside = files.place.with_name(f"{files.place.stem}-{split}.npy")
+    images = kept(beside, source, len(names), (3, SIDE, SIDE), unpack, say)
     return ImageSet("tiny-imagenet", split, images, torch.tensor(labels, dtype=torch.int64), classes)
 
 

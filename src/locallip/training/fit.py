@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,7 +50,7 @@ def fit(recipe: Recipe, options: Options, show: Display | None = None) -> dict[s
     """Train as the recipe says; returns what `result.json` in the run folder holds."""
     show = Undeterred(show or display())
     device = options.device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    train, validation, test = _data(recipe, options)
+    train, validation, test = _data(recipe, options, show.say)
     if not options.resume:  # before there is a folder
         _check_results(options, recipe, len(test.labels))
     with _folder(recipe, options) as folder:
@@ -77,11 +77,10 @@ def _folder(recipe: Recipe, options: Options) -> Iterator[RunFolder]:
         yield folder
 
 
-def _data(recipe: Recipe, options: Options) -> tuple[ImageSet, ImageSet | None, ImageSet]:
+def _data(recipe: Recipe, options: Options, say: Callable[[str], None]) -> tuple[ImageSet, ImageSet | None, ImageSet]:
     """Training, validation and test images; all are read first, so that a missing file does not cost a training."""
-    settings = {"root": options.data_root, "download": options.download}
-    train = load_images(recipe.data, "train", **settings)  # type: ignore[arg-type]
-    test = load_images(recipe.data, "test", **settings)  # type: ignore[arg-type]
+    root, fetch = options.data_root, options.download
+    train, test = (load_images(recipe.data, split, root, download=fetch, say=say) for split in ("train", "test"))
     margin_of(recipe, train.images.shape[2])  # refuses one that the images are too small for
     if recipe.images:
         if recipe.images > len(train.labels):
