@@ -9,9 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import locallip as ll
-from locallip.bounds import global_bound, propagate, support, worst_logits
+from locallip.bounds import global_bound, margin, propagate, support, worst_logits
 from locallip.norms import CholeskyNorm, ExactNorm
 from tests.random_networks import BODIES, random_network
 
@@ -109,3 +111,49 @@ def test_worst_logits_of_a_linear_network_are_exact():
         rise = eps[:, None] * (model.weight[None] - model.weight[y][:, None]).norm(dim=2)
         torch.testing.assert_close(worst.worst, model(x) + rise)
         torch.testing.assert_close(worst.clean, model(x))
+
+
+@pytest.mark.parametrize("form", ["box_ball", "box", "ball"])
+@pytest.mark.parametrize("outward", [False, True])
+def test_many_classes_in_parts_give_the_same_logits_and_gradients(monkeypatch, form, outward):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 37)).double()
+    x, y = torch.randn(5, 6, dtype=torch.float64), torch.tensor([0, 36, 5, 12, 20])
+    network, eps = ll.lower(model, (6,)), torch.full((5,), 0.3, dtype=torch.float64)
+    found = []
+    for at_once in (margin.AT_ONCE, 5 * 16 * 4, 1):  # all at once, four classes, one
+        monkeypatch.setattr(margin, "AT_ONCE", at_once)
+        model.zero_grad()
+        ceiling = global_bound(network, ExactNorm(), eps)
+        trace = propagate(network, x, eps, ExactNorm(), ceiling=ceiling, outward=outward)
+        worst = worst_logits(network, trace, y, form=form, outward=outward, slope_steps=0).worst
+        if not outward:
+            worst.square().sum().backward()
+        found.append([worst.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)])
+    for other in found[1:]:
+        assert len(other) == len(found[0])
+        for ours, theirs in zip(other, found[0], strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+    assert len(found[0]) == (1 if outward else 5)
+
+
+def test_many_classes_need_bounded_memory(monkeypatch):
+    """The largest tensor on the way has as many numbers as are allowed, not classes times units times samples."""
+    monkeypatch.setattr(margin, "AT_ONCE", 20_000)
+    largest = 0
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            nonlocal largest
+            out = func(*args, **(kwargs or {}))
+            sizes = [t.numel() for t in tree_leaves(out) if isinstance(t, torch.Tensor) and t._base is None]
+            largest = max([largest, *sizes])
+            return out
+
+    model = nn.Sequential(nn.Linear(6, 100), nn.ReLU(), nn.Linear(100, 150))
+    x, y = torch.randn(8, 6), torch.arange(8)
+    network, eps = ll.lower(model, (6,)), torch.full((8,), 0.3)
+    trace = propagate(network, x, eps, ExactNorm(), ceiling=global_bound(network, ExactNorm(), eps))
+    with Watch():
+        worst_logits(network, trace, y).worst.sum().backward()
+    assert 10_000 < largest <= 150 * 150 < 8 * 100 * 150  # the identity from which the rows come is the largest

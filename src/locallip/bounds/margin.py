@@ -6,6 +6,7 @@ from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from locallip.bounds.propagate import Region, Trace
 from locallip.bounds.pullback import Pullback
@@ -19,6 +20,8 @@ MarginForm = Literal["box_ball", "box", "ball", "lmt"]
 SLOPE_STEPS = 20
 #: The way to the input lowers a rise by less than this share beyond what the last activation does.
 CLOSE = 0.15
+#: Numbers of samples times classes times units that are compared at once: all of them but for many classes.
+AT_ONCE = 2**28
 
 
 class WorstLogits(NamedTuple):
@@ -101,18 +104,19 @@ def _rise(op: LinearOp, region: Region, y: Tensor, form: MarginForm, steps: int,
     like = region.center
     classes = op.out_shape.numel()
     rows = op.adjoint(torch.eye(classes, dtype=like.dtype, device=like.device)).flatten(1)  # (C, h)
-    direction = rows[None] - rows[y][:, None]  # (B, C, h)
-    if region.outputs is not None:
-        direction = direction * region.outputs.flatten(1)[:, None].to(like.dtype)
-    lower, upper = scaled_box(region, outward)
-    radius = region.radius[:, None]
-    slack = gamma(op.roundings + direction.shape[-1] + 16, like.dtype) if outward else 0.0
-    if form == "ball":
-        value = radius * (direction.norm(dim=-1) * (1 + slack) + (FLOOR if outward else 0.0))
-    elif form == "box":
-        value = corner(direction, lower[:, None], upper[:, None]) * (1 + slack)
+    size = max(1, AT_ONCE // (len(like) * rows.shape[1]))
+    parts = rows.split(size)
+    slack = gamma(op.roundings + rows.shape[1] + 16, like.dtype) if outward else 0.0
+
+    def rise(part: Tensor) -> Tensor:
+        return _rise_of(part, rows[y], region, form, steps, slack, outward)
+
+    if len(parts) == 1:
+        value = rise(rows)
+    elif torch.is_grad_enabled():  # computed again on the way back, so that one part's numbers are there at a time
+        value = torch.cat([checkpoint(rise, part, use_reentrant=False) for part in parts], 1)
     else:
-        value = support(direction, lower[:, None], upper[:, None], radius, steps, slack)
+        value = torch.cat([rise(part) for part in parts], 1)
     if not outward:
         return value
     # What the rounding of the rows themselves can add, over the whole box; no width vanishes on its way through W.
@@ -120,3 +124,19 @@ def _rise(op: LinearOp, region: Region, y: Tensor, form: MarginForm, steps: int,
     reach = up(reach.clamp(min=0) + (0.0 if region.error is None else region.error))
     lost = gamma(op.roundings + 8, like.dtype) * up(op.apply_abs(floored(reach, reach > 0)), op.fan_in + 8)
     return value + lost + lost.gather(1, y[:, None])
+
+
+def _rise_of(
+    rows: Tensor, label: Tensor, region: Region, form: MarginForm, steps: int, slack: float, outward: bool
+) -> Tensor:
+    """The rise of some classes: rows (c, h) of the last layer, label (B, h) those of the samples' own; (B, c)."""
+    direction = rows[None] - label[:, None]  # (B, c, h)
+    if region.outputs is not None:
+        direction = direction * region.outputs.flatten(1)[:, None].to(rows.dtype)
+    lower, upper = scaled_box(region, outward)
+    radius = region.radius[:, None]
+    if form == "ball":
+        return radius * (direction.norm(dim=-1) * (1 + slack) + (FLOOR if outward else 0.0))
+    if form == "box":
+        return corner(direction, lower[:, None], upper[:, None]) * (1 + slack)
+    return support(direction, lower[:, None], upper[:, None], radius, steps, slack)
