@@ -1,5 +1,13 @@
 """locallip: image classifiers whose robustness to l2-bounded perturbations is proved, and the proof for any network."""
 
+import os
+import sys
+
+# Threads of torch that wait for others keep their processors busy, and where those are shared everything takes many times as
+# long. Whoever has set this, or has loaded torch before, is left alone.
+if "torch" not in sys.modules:
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 from locallip.activations import ClippedMaxMin, MaxMin, ReLUTheta
 from locallip.certify import (
     Certificate,

@@ -163,8 +163,11 @@ def verify(
     if settings.data not in READERS:
         raise WrongRows(f"{about_file(rows)}: there is no data set {settings.data!r}; known are {', '.join(READERS)}")
     where = (settings.data, settings.eps, settings.split, data_root, download)
+    named = settings.model if model is None else model
+    if model is None and rows.resolve().parent.name == settings.model:  # rows in the folder of their run
+        named = str(rows.parent)
     try:
-        network, images, _ = brought(settings.model if model is None else model, *where)
+        network, images, _ = brought(named, *where)
     except WrongModel as error:
         raise WrongModel(
             f"{error}. {rows} is about {settings.model}: say where that is with --model" if model is None else str(error)

@@ -183,7 +183,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, it is not a mapping
     except (OSError, RuntimeError, MemoryError, SafetensorError) as error:  # torch maps the file, which may be too large
-        raise WrongModel(f"{path} is not a readable safetensors file: {error}") from None
+        raise WrongModel(f"{path} is no file of weights, or is damaged: safetensors says {error}") from None
     try:
         about = json.loads(metadata[_RECORD])
     except KeyError:

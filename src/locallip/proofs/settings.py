@@ -167,6 +167,8 @@ def read_values(path: Path) -> tuple[dict[str, Any], dict[str, Any] | None]:
     try:
         values = json.loads(beside.read_text(encoding="utf-8"))
     except OSError as error:
+        if not path.exists() and not beside.exists():
+            raise WrongRows(f"there is no {path}") from None
         raise WrongRows(
             f"cannot read {beside}: {error.strerror or error}; it belongs to {path.name} and has its settings"
         ) from None

@@ -55,7 +55,7 @@ def _spread(run: Run, k: int) -> Figure | None:
         return None
     names = ("power iteration", "Lanczos")
     layers = [(f"layer {n + 1}", histogram_lines([power[n], lanczos[n]], names, bins=15)) for n in range(len(power))]
-    see = "Images of one layer need about as many steps as each other; layers differ, by the gaps in their spectra."
+    see = "Layers differ, by the gaps in their spectra; the last bar of power iteration also holds what was cut off there."
     flat = [Line(f"{title} {line.name}", line.x, line.y) for title, lines in layers for line in lines]
     title = f"Steps of the images, by layer: {run.name}"
     return of_lines(f"spread-{k}", title, see, panels(layers, "steps", "images, %"), flat, "steps", "per cent")

@@ -208,8 +208,10 @@ def _verdict(image: Mapping[str, Any], grid: Tensor, row: Row | None, far: float
     radius = _down(max([*proved, far or 0.0]), 9) if right and (proved or far) else None
     tried = far is None and radius is not None
     if row is not None:
+        found = _broken_by(row, image, float(grid[GRID.index(1.0)]))
         known = row.radius if row.radius is not None else radius
-        return {"verdict": row.verdict, "decided_by": row.decided_by, "radius": known, "tried": tried and row.radius is None}
+        about = {"verdict": row.verdict, "decided_by": row.decided_by, "attacked": found}
+        return about | {"radius": known, "tried": tried and row.radius is None}
     eps, attacked = float(grid[GRID.index(1.0)]), image["attacked"]
     if not right:
         verdict = Verdict.MISCLASSIFIED
@@ -218,6 +220,14 @@ def _verdict(image: Mapping[str, Any], grid: Tensor, row: Row | None, far: float
     else:
         verdict = Verdict.ATTACKED if attacked is not None and attacked <= eps else Verdict.UNKNOWN
     return {"verdict": str(verdict), "decided_by": "exploration", "radius": radius, "tried": tried}
+
+
+def _broken_by(row: Row, image: Mapping[str, Any], eps: float) -> float | None:
+    """The smallest distance at which an attack is known to succeed: this search's, or eps where the row's attack did."""
+    here: float | None = image["attacked"]
+    if row.verdict != Verdict.ATTACKED:
+        return here
+    return _up(eps, 6) if here is None else min(here, _up(eps, 6))
 
 
 def _bytes(values: Tensor) -> str:

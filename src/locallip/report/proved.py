@@ -70,7 +70,7 @@ def _over_eps(runs: Sequence[Run]) -> Figure | None:
         lines += _explored_lines(run, k)
     if not any(len(line.x) > 1 for line in lines):
         return None
-    see = "Between the two curves lies what is neither proved nor broken; the closer they are, the more is known."
+    see = "Between what is certified and what attacks leave lies what nobody knows; the closer they are, the more is known."
     if any(run.explored and run.proofs for run in runs):
         see += " Explored images are chosen by verdict, so each counts for its share of all images with that verdict."
     svg = line_chart(lines, "eps (l2)", "test images, %", top=100)
@@ -90,7 +90,7 @@ def _proved_lines(run: Run, found: Certified, k: int) -> list[Line]:
         lines.append(Line(f"{run.name}: certified at eps", [eps], [100 * proved / count], 2 * k, dots=True))
     stands = 100 * (right - verdicts[Verdict.ATTACKED]) / count
     if found.settings.attack_steps:
-        lines.append(Line(f"{run.name}: attack at eps", [0.0, eps], [100 * right / count, stands], 2 * k + 1, True, True))
+        lines.append(Line(f"{run.name}: attacked at eps", [eps], [stands], 2 * k + 1, dots=True))
     return lines
 
 

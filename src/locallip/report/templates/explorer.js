@@ -95,6 +95,7 @@ const className = (k) => network.classes[k] ?? `class ${k}`;
 const verdictWords = (verdict) => (
   verdict === "CERTIFIED" && !isProof() ? "estimated robust (no proof)" : VERDICTS[verdict] ?? verdict);
 const radiusWords = () => (isProof() ? "certified radius" : "estimated radius (no proof)");
+const epsWords = () => (network.eps_text.includes("/") ? `eps, ${network.eps_text} =` : "eps");
 const percent = (x) => `${Math.round(100 * x)} %`;
 
 /** About five round numbers from low to high. */
@@ -180,7 +181,7 @@ function buildAxis(image) {
   const here = stripe("here", 0), reading = make("b");
   const mark = (kind, text, value) => make("li", {}, make("span", { className: `mark ${kind}` }), `${text} `, value);
   const value = (text) => make("b", {}, text);
-  const marks = [mark("here", "chosen radius", reading), mark("eps", `eps, ${network.eps_text} =`, value(number(eps)))];
+  const marks = [mark("here", "chosen radius", reading), mark("eps", epsWords(), value(number(eps)))];
   if (radius) marks.unshift(mark("safe", `${radiusWords()}${image.tried ? ", at least" : ""}`, value(proved(radius))));
   if (attacked !== null) marks.push(mark("attacked", "attack succeeds at", value(number(attacked))));
   if (open) marks.push(mark("gap", "neither proved nor broken", ""));
@@ -262,7 +263,7 @@ function buildLogits(image) {
 
 function logitNote(overlaps, holds, left) {
   const parts = ["The dashed line is the lower end of the label's interval, each short tick the logit at the image itself."];
-  if (!overlaps) parts.push("No other interval reaches it.");
+  if (!overlaps) parts.push("No other interval reaches it; the lead that is proved may be larger than the gap, as classes are compared in pairs.");
   else {
     parts.push(`${overlaps === 1 ? "One other interval reaches" : `${overlaps} other intervals reach`} beyond it.`);
     parts.push(holds
@@ -417,6 +418,7 @@ function fillGallery() {
   byId("gallery").hidden = !shown.length;
   byId("keys").textContent = shown.length ? "Click an image, or move through them with the arrow keys."
     : "No image passes these filters.";
+  byId("detail").hidden = !shown.length;
   if (chosen && shown.length && !shown.includes(chosen)) choose(shown[0]);
   if (shown.length) byId("gallery").children[Math.max(shown.indexOf(chosen), 0)].tabIndex = 0;
 }
