@@ -25,7 +25,7 @@ from locallip.data import ImageSet, load_images
 from locallip.ops import Dense, Masked
 from locallip.proofs import Job, certify_images
 from locallip.proofs.rows import Row, WrongRows, append_rows
-from locallip.proofs.settings import write_about
+from locallip.proofs.settings import structure_of, write_about
 from locallip.report import charts, steps
 from locallip.report.build import page_of, write_report
 from locallip.report.explore import GRID, Explorer, _verdict, chosen
@@ -387,7 +387,11 @@ def test_what_was_explored_of_other_weights_is_left_out(run_folder, tmp_path):
     values = {"fingerprint": "0" * 64, "network": {"images": []}, "steps": {}}
     (folder / EXPLORED).write_text(json.dumps(values))
     assert read_run(str(folder)).explored == {}
-    (folder / EXPLORED).write_text(json.dumps(values | {"fingerprint": fingerprint(ll.load_model(folder))}))
+    model = ll.load_model(folder)
+    (folder / EXPLORED).write_text(json.dumps(values | {"fingerprint": fingerprint(model)}))
+    assert read_run(str(folder)).explored == {}  # from before a structure was noted
+    fitting = {"fingerprint": fingerprint(model), "structure": structure_of(model)}
+    (folder / EXPLORED).write_text(json.dumps(values | fitting))
     assert read_run(str(folder)).explored["steps"] == {}
 
 

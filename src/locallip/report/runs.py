@@ -8,10 +8,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from locallip import paper
 from locallip.certify.prover import fingerprint
+from locallip.data import ImageSet
+from locallip.norms import Guarantee
 from locallip.proofs.rows import Row, WrongRows, read_rows
-from locallip.proofs.settings import Settings, read_about
+from locallip.proofs.run import data_checksum
+from locallip.proofs.settings import Settings, radius_of, read_about, same_structure, structure_of
 from locallip.results import read_result
 from locallip.training.recipe import find, names
 from locallip.training.run_folder import RunFolder
@@ -52,9 +57,22 @@ class Run:
 
     @property
     def proofs(self) -> Certified | None:
-        """The certificates to show: those of most images, with radii before those without."""
+        """The certificates to show: of test images before training ones, of most images, with radii before those without."""
         proved = [c for c in self.certified if c.settings.guarantee != "estimate"]
-        return max(proved, key=lambda c: (len(c.rows), c.settings.radii), default=None)
+        return max(proved, key=lambda c: (c.settings.split == "test", len(c.rows), c.settings.radii), default=None)
+
+    def rows_about(self, images: ImageSet, eps: str, guarantee: str) -> Sequence[Row]:
+        """Rows whose verdicts hold for these images at just this eps, and under no weaker guarantee; none where none do."""
+        order = [member.value for member in Guarantee]
+        fitting = [
+            found
+            for found in self.certified
+            if found.settings.radius == radius_of(eps)
+            and order.index(found.settings.guarantee) >= max(order.index(guarantee), 1)  # an estimate is no proof
+            and found.settings.images <= len(images)
+            and found.settings.data_sha256 == data_checksum(images.take(torch.arange(found.settings.images)))
+        ]
+        return max(fitting, key=lambda c: (len(c.rows), c.settings.radii)).rows if fitting else ()
 
     @property
     def paper(self) -> paper.Row | None:
@@ -103,15 +121,15 @@ def _with_certificates(run: Run, name: str, files: Sequence[Path], asked: Sequen
     if not files:
         return run
     try:
-        print_of = fingerprint(load_model(name))
+        model = load_model(name)
     except WrongModel:
         if not asked:
             return run
         raise
-    certified = []
+    certified, print_of, structure = [], fingerprint(model), structure_of(model)
     for file in files:
         settings, _ = read_about(file)
-        if settings.fingerprint != print_of:
+        if settings.fingerprint != print_of or not same_structure(settings.structure, structure):
             continue
         found = read_rows(file, whole=False)
         if len(found) > settings.images or [row.index for row in found] != list(range(len(found))):
@@ -122,10 +140,10 @@ def _with_certificates(run: Run, name: str, files: Sequence[Path], asked: Sequen
 
 def check_used(rows: Sequence[Path], runs: Sequence[Run]) -> None:
     """Every file of rows must be about one of the networks."""
-    prints = {certified.settings.fingerprint for run in runs for certified in run.certified}
+    used = [certified.settings for run in runs for certified in run.certified]
     for file in rows:
         settings, _ = read_about(file)
-        if settings.fingerprint not in prints:
+        if settings not in used:
             raise WrongRun(
                 f"{file} is about a network with the fingerprint {settings.fingerprint[:12]}..., which is none of those "
                 "in this report"
@@ -139,8 +157,11 @@ def _with_explored(run: Run, path: Path) -> Run:
     if not {"fingerprint", "network", "steps"} <= set(values):
         raise WrongRun(f"{path} does not hold what `locallip report --explore` writes: remove it, and explore again")
     try:
-        if values["fingerprint"] != fingerprint(load_model(path.parent)):
-            return run  # of weights from before: as good as none
+        model = load_model(path.parent)
+        # Of weights from before it is as good as none, and so it is without a structure: from when verdicts at any eps were
+        # taken for those at this one.
+        if values["fingerprint"] != fingerprint(model) or values.get("structure") != structure_of(model):
+            return run
     except WrongModel:
         return run
     return replace(run, explored=values)
