@@ -120,6 +120,22 @@ def test_a_report_leaves_out_rows_of_the_same_weights_in_another_network(tmp_pat
     assert len(reporting.read_run(str(folder)).certified) == 0
 
 
+@pytest.mark.parametrize("other", [ll.MaxMin, nn.LeakyReLU, nn.Tanh])
+def test_a_network_is_not_stored_under_the_name_of_another(other: type[nn.Module], tmp_path: Path) -> None:
+    """Its weights fit the record, so `locallip certify` would have proved something about a network that nobody has.
+
+    Catches: a record of which nothing but names and shapes of weights is checked.
+    """
+    about = {"architecture": "small", "activation": "relu", "input_shape": (1, 28, 28), "classes": 10}
+    torch.manual_seed(0)
+    model = ll.build_model("small", (1, 28, 28), 10, "relu")
+    save_model(tmp_path / "right.safetensors", model, about)
+    odd = nn.Sequential(*(other() if isinstance(layer, nn.ReLU) else layer for layer in model))
+    with pytest.raises(ValueError, match="something else"):
+        save_model(tmp_path / "wrong.safetensors", odd, about)
+    assert not (tmp_path / "wrong.safetensors").exists()
+
+
 # What is asked --------------------------------------------------------------------------------------------------------
 
 
@@ -228,6 +244,32 @@ def test_guesses_that_lie_prove_nothing(says: float, guarantee: str, monkeypatch
     prover = ll.certify.__globals__["Certifier"](model, (6,), guarantee=guarantee, seed=0, attack_steps=0)
     prover.prover._guess = Liar(says)
     assert ll.Verdict.CERTIFIED not in prover(x, y, true * (1 + 1e-9)).verdicts
+
+
+@pytest.mark.parametrize("guarantee", ["deterministic", "high_probability"])
+def test_a_linear_classifier_in_the_corner_of_its_domain(guarantee: str) -> None:
+    """Where most pixels can go one way only, the worst point of ball and domain is known, and the radius is close to it.
+
+    Catches: a box that the domain cuts too far, or that is cut around another point than x.
+    """
+    generator = torch.Generator().manual_seed(4)
+    model = nn.Linear(8, 2).double()
+    with torch.no_grad():
+        model.weight.copy_(torch.randn(2, 8, generator=generator))
+        slope = model.weight[1] - model.weight[0]
+    x = torch.tensor([[0.0, 1.0, 0.0, 1.0, 0.0, 1.0, 0.25, 0.5]], dtype=torch.float64)
+    with torch.no_grad():
+        most = torch.maximum(slope * (1 - x[0]), -slope * x[0]).sum()  # what class 1 can gain in the whole domain
+        model.bias.copy_(torch.tensor([0.7, 0.0]) * most - model.weight @ x[0])
+    found = ll.certified_radius(model, x, torch.tensor([0]), input_domain=(0.0, 1.0), guarantee=guarantee, seed=0)
+    for factor, safe in ((1.0, True), (1.01, False)):
+        # The ray x + t slope, cut to the domain, has the worst point of every ball.
+        low, high = 0.0, 1e3
+        for _ in range(100):
+            t = (low + high) / 2
+            point = (x + t * slope).clamp(0, 1)
+            low, high = (t, high) if float((point - x).norm()) < factor * float(found) else (low, t)
+        assert (float(lead_of(model(point), torch.tensor([0])).detach()) > 0) == safe
 
 
 # Many features at once ------------------------------------------------------------------------------------------------
