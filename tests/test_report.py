@@ -395,6 +395,18 @@ def test_what_was_explored_of_other_weights_is_left_out(run_folder, tmp_path):
     assert read_run(str(folder)).explored["steps"] == {}
 
 
+def test_what_was_measured_with_other_weights_is_left_out(run_folder, tmp_path):
+    """A better network copied into the folder of a run has not reached what that run reached."""
+    folder = tmp_path / "copied"
+    folder.mkdir()
+    for name in ("config.json", "metrics.jsonl", "model.safetensors", "result.json"):
+        (folder / name).write_bytes((run_folder / name).read_bytes())
+    assert read_run(str(folder)).evaluation["certified"] is not None
+    about = {"architecture": "small", "activation": "relu", "input_shape": [1, 28, 28], "classes": 10}
+    ll.save_model(folder / "model.safetensors", ll.build_model("small", (1, 28, 28), 10, "relu"), about)
+    assert read_run(str(folder)).evaluation == {}
+
+
 def test_a_run_of_which_nothing_is_known_makes_no_page(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(asdict(find("demo"))))
     with pytest.raises(WrongRun, match="nothing is known"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,7 +21,7 @@ from locallip.proofs.settings import Settings, radius_of, read_about, same_struc
 from locallip.results import read_result
 from locallip.training.recipe import find, names
 from locallip.training.run_folder import RunFolder
-from locallip.zoo import WrongModel, load_model, model_cards
+from locallip.zoo import MODEL_FILE, WrongModel, load_model, model_cards
 
 EXPLORED = "explorer.json"
 RESULT, CONFIG, METRICS = "result.json", "config.json", "metrics.jsonl"
@@ -108,12 +109,22 @@ def _from_folder(path: Path) -> Run:
     recipe = _json(path / CONFIG)
     metrics = RunFolder(path).metrics()
     values = _json(path / RESULT) if (path / RESULT).is_file() else {}
-    if not values.get("evaluation"):  # still in training, or trained without an evaluation
+    # Still in training, trained without an evaluation, or with a result of weights that are no longer there.
+    if not values.get("evaluation") or not _is_of(values, path / MODEL_FILE):
         training, about = values.get("training"), values.get("about")
         hardware = str(about.get("hardware", "")) if isinstance(about, dict) else ""
         return Run(path.name, recipe, metrics, {}, training if isinstance(training, dict) else {}, hardware)
     result = read_result(path / RESULT)
     return Run(path.name, recipe, metrics, result.evaluation, result.training, str(result.about["hardware"]))
+
+
+def _is_of(values: Mapping[str, Any], weights: Path) -> bool:
+    """Whether a result was measured with these weights, as far as both say."""
+    model = values.get("model")
+    noted = model.get("sha256") if isinstance(model, dict) else None
+    if noted is None or not weights.is_file():
+        return True
+    return bool(noted == hashlib.sha256(weights.read_bytes()).hexdigest())
 
 
 def _with_certificates(run: Run, name: str, files: Sequence[Path], asked: Sequence[Path]) -> Run:
