@@ -25,7 +25,7 @@ from locallip.data import ImageSet, load_images
 from locallip.ops import Dense, Masked
 from locallip.proofs import Job, certify_images
 from locallip.proofs.rows import Row, WrongRows, append_rows
-from locallip.proofs.settings import write_about
+from locallip.proofs.settings import structure_of, write_about
 from locallip.report import charts, steps
 from locallip.report.build import page_of, write_report
 from locallip.report.explore import GRID, Explorer, _verdict, chosen
@@ -387,8 +387,24 @@ def test_what_was_explored_of_other_weights_is_left_out(run_folder, tmp_path):
     values = {"fingerprint": "0" * 64, "network": {"images": []}, "steps": {}}
     (folder / EXPLORED).write_text(json.dumps(values))
     assert read_run(str(folder)).explored == {}
-    (folder / EXPLORED).write_text(json.dumps(values | {"fingerprint": fingerprint(ll.load_model(folder))}))
+    model = ll.load_model(folder)
+    (folder / EXPLORED).write_text(json.dumps(values | {"fingerprint": fingerprint(model)}))
+    assert read_run(str(folder)).explored == {}  # from before a structure was noted
+    fitting = {"fingerprint": fingerprint(model), "structure": structure_of(model)}
+    (folder / EXPLORED).write_text(json.dumps(values | fitting))
     assert read_run(str(folder)).explored["steps"] == {}
+
+
+def test_what_was_measured_with_other_weights_is_left_out(run_folder, tmp_path):
+    """A better network copied into the folder of a run has not reached what that run reached."""
+    folder = tmp_path / "copied"
+    folder.mkdir()
+    for name in ("config.json", "metrics.jsonl", "model.safetensors", "result.json"):
+        (folder / name).write_bytes((run_folder / name).read_bytes())
+    assert read_run(str(folder)).evaluation["certified"] is not None
+    about = {"architecture": "small", "activation": "relu", "input_shape": [1, 28, 28], "classes": 10}
+    ll.save_model(folder / "model.safetensors", ll.build_model("small", (1, 28, 28), 10, "relu"), about)
+    assert read_run(str(folder)).evaluation == {}
 
 
 def test_a_run_of_which_nothing_is_known_makes_no_page(tmp_path):

@@ -7,6 +7,7 @@ accuracies.
 from __future__ import annotations
 
 import json
+import math
 import sys
 import tempfile
 import time
@@ -142,7 +143,8 @@ def _show_examples(model: nn.Module, x: Tensor, y: Tensor, rows: list[Row], seed
     pictures = []
     for k, place in enumerate(places):
         about = [f"label {labels[k]}, predicted {rows[place].prediction}", rows[place].verdict]
-        about += [f"certified radius {radii[k]:.2f}" if radii[k] > 0 else "no certified radius"]
+        shown = math.floor(100 * float(radii[k])) / 100  # not above what is proved
+        about += [f"certified radius {shown:.2f}" if radii[k] > 0 else "no certified radius"]
         pictures.append(draw(some[k, 0]) + about)
     for start in range(0, len(pictures), 3):
         say("")

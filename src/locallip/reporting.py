@@ -86,7 +86,9 @@ def _brought(run: Run, name: str, data_root: Path | None, download: bool) -> tup
 
 def _explored(run: Run, name: str, explorer: Explorer, count: int) -> Run:
     """The run with what `count` test images show, kept in its folder."""
-    rows = run.proofs.rows if run.proofs is not None else ()
+    rows = run.rows_about(explorer.images, explorer.eps, explorer.guarantee)
+    if run.proofs is not None and not rows:
+        _say(f"{name}: no certificates are about these images at eps {explorer.eps}, so it is explored without them")
     try:
         values = explorer.run(chosen(count, len(explorer.images), rows), {row.index: row for row in rows})
     except (UnsupportedLayer, LayerTooLarge) as error:

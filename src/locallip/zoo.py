@@ -7,6 +7,7 @@ string because safetensors writes several in no fixed order: equal networks give
 
 from __future__ import annotations
 
+import copy
 import difflib
 import hashlib
 import json
@@ -66,7 +67,9 @@ def save_model(path: str | Path, model: nn.Module, about: Mapping[str, Any], dty
     if dtype not in (None, *STORED):
         raise WrongModel(f"weights cannot be stored as {dtype}: choose one of {', '.join(map(str, STORED))}")
     tensors = {name: _storable(name, value, dtype) for name, value in model.state_dict().items()}
-    _check_weights(tensors, _skeleton(about, "about"), "this network")
+    skeleton = _skeleton(about, "about")
+    _check_weights(tensors, skeleton, "this network")
+    _check_function(model, skeleton, about["input_shape"])
     write_atomically(path, save(tensors, metadata={_RECORD: _encode(about)}))
 
 
@@ -245,6 +248,20 @@ def _check_weights(tensors: Mapping[str, Tensor], model: nn.Module, where: str) 
             raise WrongModel(f"{where}: {name} is {value.dtype}, expected one of {', '.join(map(str, STORED))}")
         if not bool(value.isfinite().all()):
             raise WrongModel(f"{where}: {name} holds values that are not finite in {value.dtype}")
+
+
+@torch.no_grad()
+def _check_function(model: nn.Module, skeleton: nn.Module, shape: Iterable[int]) -> None:
+    """Refuse a record by which another network would be built of the same weights, such as one of another activation."""
+    own = copy.deepcopy(model).to("cpu", torch.float32).eval()
+    skeleton.load_state_dict(own.state_dict(), assign=True)
+    x = 10 * torch.randn(2, *shape, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
+    given, named = own(x), skeleton.eval()(x)
+    if given.shape != named.shape or not torch.allclose(given, named, 1e-4, 1e-4 * float(named.abs().max()), equal_nan=True):
+        raise WrongModel(
+            "this network computes something else than the one that its record names: give the architecture and activation "
+            "that it has; networks that build_model does not know cannot be stored"
+        )
 
 
 def _encode(about: Mapping[str, Any]) -> str:

@@ -17,7 +17,7 @@ def certified_accuracy(radii: Tensor, eps: Eps) -> Tensor:
     radii = torch.as_tensor(radii, dtype=torch.float64).reshape(-1).cpu()
     if not bool((torch.isfinite(radii) & (radii >= 0)).all()):
         raise ValueError("radii must be finite and at least 0: they are those of certified_radius")
-    many = not isinstance(eps, str) and hasattr(eps, "__len__")
+    many = not isinstance(eps, str) and hasattr(eps, "__len__") and getattr(eps, "shape", None) != ()
     at = as_eps(eps, len(eps) if many else 1, radii.device)  # type: ignore[arg-type]
     proved = radii[radii > 0].sort().values
     count = len(proved) - torch.searchsorted(proved, at)  # those of at least eps

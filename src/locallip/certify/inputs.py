@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from decimal import Decimal
 from fractions import Fraction
 
@@ -31,9 +31,11 @@ Eps = float | str | Fraction | Sequence[float] | Tensor
 @small_numbers_kept()
 def as_eps(eps: Eps, batch: int, device: torch.device) -> Tensor:
     """The radii as float64 (batch,), never below the number meant: "36/255" is rounded up."""
+    if getattr(eps, "shape", None) == () and not isinstance(eps, Tensor):  # numpy's array of one number
+        eps = eps[()]  # type: ignore[index, call-overload]
     if isinstance(eps, (str, numbers.Real, Decimal)):
         values = [_scalar(eps)] * batch
-    elif isinstance(eps, Iterable):
+    elif isinstance(eps, Iterable) and not isinstance(eps, (bytes, bytearray, Set, Mapping)):  # which is whose?
         listed = eps.detach().double().reshape(-1).tolist() if isinstance(eps, Tensor) else [_scalar(e) for e in list(eps)]
         values = listed * batch if len(listed) == 1 else listed
         if len(values) != batch:
@@ -118,9 +120,10 @@ def as_labels(y: Tensor | Sequence[int], batch: int, classes: int, device: torch
     if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool or y.shape != (batch,):
         hint = "; use y.squeeze(1)" if y.shape == (batch, 1) else ""
         raise ValueError(f"y must be {batch} integer labels, got {y.dtype} of shape {tuple(y.shape)}{hint}")
+    y = y.to(torch.long)  # torch finds no minimum of some unsigned numbers
     if batch and (int(y.min()) < 0 or int(y.max()) >= classes):
         raise ValueError(f"labels must lie in 0..{classes - 1}, got {int(y.min())}..{int(y.max())}")
-    return y.to(device=device, dtype=torch.long)
+    return y.to(device)
 
 
 def as_deployed(dtype: object) -> torch.dtype | None:

@@ -66,7 +66,8 @@ def _of_rows(run: Run) -> list[tuple[str, str, str]]:
     wrong, attacked, certified = (verdicts.count(name) for name in ("MISCLASSIFIED", "ATTACKED", "CERTIFIED"))
     guarantee = found.settings.guarantee.replace("_", " ")
     chance = f", {found.settings.failure_prob:g} an image" if found.settings.failure_prob else ""
-    shown = [("clean", _per_cent(count - wrong, count), f"right on {count} test images")]
+    which = "test" if found.settings.split == "test" else "training"
+    shown = [("clean", _per_cent(count - wrong, count), f"right on {count} {which} images")]
     if found.settings.attack_steps:
         shown.append(("attacked", _per_cent(count - wrong - attacked, count), f"PGD, {found.settings.attack_steps} steps"))
     return [*shown, ("certified", _per_cent(certified, count), f"eps {found.settings.eps}, {guarantee}{chance}")]

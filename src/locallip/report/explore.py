@@ -19,6 +19,7 @@ from locallip.certify.prover import LocalLayers, Prover, fingerprint
 from locallip.data import ImageSet
 from locallip.norms import Guarantee
 from locallip.proofs.rows import Row
+from locallip.proofs.settings import structure_of
 from locallip.report.nearest import nearest
 from locallip.report.steps import steps_to_converge
 
@@ -52,7 +53,12 @@ class Explorer:
     radii: bool = False
 
     def run(self, places: Sequence[int], rows: Mapping[int, Row]) -> dict[str, Any]:
-        """The values for these images; verdicts and radii are those of `rows` where an image has one."""
+        """The values for these images; verdicts and radii are those of `rows`, by index, where an image has one.
+
+        Rows must be about these images, at the same eps: verdicts are shown as verdicts at that.
+        """
+        if any(row.eps != float(as_eps(self.eps, 1, self.device)) for row in rows.values()):
+            raise ValueError(f"rows at another eps than {self.eps} say nothing about it")
         model = self.model.to(self.device)
         # A radius of the grid is at most bounded twice, the second time with slopes.
         probes = 2 * len(GRID)
@@ -79,7 +85,8 @@ class Explorer:
             "images": found,
         }
         steps = self._steps(prover, list(places[:FOLLOWED]))
-        return {"fingerprint": fingerprint(self.model), "network": network, "steps": steps}
+        known = {"fingerprint": fingerprint(self.model), "structure": structure_of(self.model)}
+        return {**known, "network": network, "steps": steps}
 
     def _pixels(self, places: Sequence[int]) -> tuple[Tensor, Tensor]:
         index = torch.tensor(list(places))

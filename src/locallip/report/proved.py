@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from locallip.certify import Verdict
 from locallip.data.cifar10 import CLASSES as CIFAR10
@@ -73,7 +74,8 @@ def _over_eps(runs: Sequence[Run]) -> Figure | None:
     see = "Between what is certified and what attacks leave lies what nobody knows; the closer they are, the more is known."
     if any(run.explored and run.proofs for run in runs):
         see += " Explored images are chosen by verdict, so each counts for its share of all images with that verdict."
-    svg = line_chart(lines, "eps (l2)", "test images, %", top=100)
+    trained_on = any(run.proofs is not None and run.proofs.settings.split == "train" for run in runs)
+    svg = line_chart(lines, "eps (l2)", "images, %" if trained_on else "test images, %", top=100)
     return of_lines("over-eps", "Accuracy over eps, proved and attacked", see, svg, lines, "eps", "per cent")
 
 
@@ -105,7 +107,7 @@ def _explored_lines(run: Run, k: int) -> list[Line]:
         return []
     top = max([*network["grid"], *(image["attacked"] or 0.0 for image in images)])
     grid = [top * n / (RADII - 1) for n in range(RADII)]
-    weights = _weights(run, [image["verdict"] for image in images])
+    weights = _weights(run, network["eps"], images)
     right = [(image, weight) for image, weight in zip(images, weights, strict=True) if image["prediction"] == image["label"]]
     stands = [100 * sum(weight for image, weight in right if (image["attacked"] or math.inf) > r) for r in grid]
     lines = [Line(f"{run.name}: attacked, from {len(images)} images", grid, stands, 2 * k + 1)]
@@ -116,10 +118,12 @@ def _explored_lines(run: Run, k: int) -> list[Line]:
     return lines
 
 
-def _weights(run: Run, verdicts: Sequence[str]) -> list[float]:
+def _weights(run: Run, eps: float, images: Sequence[Mapping[str, Any]]) -> list[float]:
     """What share of all images each explored one stands for; equal ones where no certificates say how many there are."""
+    verdicts = [image["verdict"] for image in images]
     explored = Counter(verdicts)
-    rows = run.proofs.rows if run.proofs is not None else ()
+    by_rows = all(image["decided_by"] != "exploration" for image in images)
+    rows = run.proofs.rows if run.proofs is not None and by_rows and run.proofs.settings.radius == eps else ()
     known = Counter(row.verdict for row in rows)
     if not rows or any(verdict not in known for verdict in explored):
         return [1 / len(verdicts)] * len(verdicts)

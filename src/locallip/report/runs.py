@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from locallip import paper
 from locallip.certify.prover import fingerprint
+from locallip.data import ImageSet
+from locallip.norms import Guarantee
 from locallip.proofs.rows import Row, WrongRows, read_rows
-from locallip.proofs.settings import Settings, read_about
+from locallip.proofs.run import data_checksum
+from locallip.proofs.settings import Settings, radius_of, read_about, same_structure, structure_of
 from locallip.results import read_result
 from locallip.training.recipe import find, names
 from locallip.training.run_folder import RunFolder
-from locallip.zoo import WrongModel, load_model, model_cards
+from locallip.zoo import MODEL_FILE, WrongModel, load_model, model_cards
 
 EXPLORED = "explorer.json"
 RESULT, CONFIG, METRICS = "result.json", "config.json", "metrics.jsonl"
@@ -52,9 +58,22 @@ class Run:
 
     @property
     def proofs(self) -> Certified | None:
-        """The certificates to show: those of most images, with radii before those without."""
+        """The certificates to show: of test images before training ones, of most images, with radii before those without."""
         proved = [c for c in self.certified if c.settings.guarantee != "estimate"]
-        return max(proved, key=lambda c: (len(c.rows), c.settings.radii), default=None)
+        return max(proved, key=lambda c: (c.settings.split == "test", len(c.rows), c.settings.radii), default=None)
+
+    def rows_about(self, images: ImageSet, eps: str, guarantee: str) -> Sequence[Row]:
+        """Rows whose verdicts hold for these images at just this eps, and under no weaker guarantee; none where none do."""
+        order = [member.value for member in Guarantee]
+        fitting = [
+            found
+            for found in self.certified
+            if found.settings.radius == radius_of(eps)
+            and order.index(found.settings.guarantee) >= max(order.index(guarantee), 1)  # an estimate is no proof
+            and found.settings.images <= len(images)
+            and found.settings.data_sha256 == data_checksum(images.take(torch.arange(found.settings.images)))
+        ]
+        return max(fitting, key=lambda c: (len(c.rows), c.settings.radii)).rows if fitting else ()
 
     @property
     def paper(self) -> paper.Row | None:
@@ -90,7 +109,8 @@ def _from_folder(path: Path) -> Run:
     recipe = _json(path / CONFIG)
     metrics = RunFolder(path).metrics()
     values = _json(path / RESULT) if (path / RESULT).is_file() else {}
-    if not values.get("evaluation"):  # still in training, or trained without an evaluation
+    # Still in training, trained without an evaluation, or with a result of weights that are no longer there.
+    if not values.get("evaluation") or not _is_of(values, path / MODEL_FILE):
         training, about = values.get("training"), values.get("about")
         hardware = str(about.get("hardware", "")) if isinstance(about, dict) else ""
         return Run(path.name, recipe, metrics, {}, training if isinstance(training, dict) else {}, hardware)
@@ -98,20 +118,29 @@ def _from_folder(path: Path) -> Run:
     return Run(path.name, recipe, metrics, result.evaluation, result.training, str(result.about["hardware"]))
 
 
+def _is_of(values: Mapping[str, Any], weights: Path) -> bool:
+    """Whether a result was measured with these weights, as far as both say."""
+    model = values.get("model")
+    noted = model.get("sha256") if isinstance(model, dict) else None
+    if noted is None or not weights.is_file():
+        return True
+    return bool(noted == hashlib.sha256(weights.read_bytes()).hexdigest())
+
+
 def _with_certificates(run: Run, name: str, files: Sequence[Path], asked: Sequence[Path]) -> Run:
     """The run with those files that are about its network; one that nobody asked for by name and fits not is passed over."""
     if not files:
         return run
     try:
-        print_of = fingerprint(load_model(name))
+        model = load_model(name)
     except WrongModel:
         if not asked:
             return run
         raise
-    certified = []
+    certified, print_of, structure = [], fingerprint(model), structure_of(model)
     for file in files:
         settings, _ = read_about(file)
-        if settings.fingerprint != print_of:
+        if settings.fingerprint != print_of or not same_structure(settings.structure, structure):
             continue
         found = read_rows(file, whole=False)
         if len(found) > settings.images or [row.index for row in found] != list(range(len(found))):
@@ -122,10 +151,10 @@ def _with_certificates(run: Run, name: str, files: Sequence[Path], asked: Sequen
 
 def check_used(rows: Sequence[Path], runs: Sequence[Run]) -> None:
     """Every file of rows must be about one of the networks."""
-    prints = {certified.settings.fingerprint for run in runs for certified in run.certified}
+    used = [certified.settings for run in runs for certified in run.certified]
     for file in rows:
         settings, _ = read_about(file)
-        if settings.fingerprint not in prints:
+        if settings not in used:
             raise WrongRun(
                 f"{file} is about a network with the fingerprint {settings.fingerprint[:12]}..., which is none of those "
                 "in this report"
@@ -139,8 +168,11 @@ def _with_explored(run: Run, path: Path) -> Run:
     if not {"fingerprint", "network", "steps"} <= set(values):
         raise WrongRun(f"{path} does not hold what `locallip report --explore` writes: remove it, and explore again")
     try:
-        if values["fingerprint"] != fingerprint(load_model(path.parent)):
-            return run  # of weights from before: as good as none
+        model = load_model(path.parent)
+        # Of weights from before it is as good as none, and so it is without a structure: from when verdicts at any eps were
+        # taken for those at this one.
+        if values["fingerprint"] != fingerprint(model) or values.get("structure") != structure_of(model):
+            return run
     except WrongModel:
         return run
     return replace(run, explored=values)

@@ -147,7 +147,7 @@ function buildSentence(image) {
   const name = className(image.label);
   return (at) => {
     const radius = network.grid[at], margin = image.margin[at], holds = margin !== null && margin > 0;
-    const where = radius === 0 ? "At the image itself" : `Within radius ${number(radius)}`;
+    const where = radius === 0 ? "At the image itself" : `Within radius ${holds ? proved(radius) : number(radius)}`;
     const claim = holds ? `is ${isProof() ? "proved" : "estimated"} to lead by at least ${proved(margin)}`
       : `is not ${isProof() ? "proved" : "estimated"} to lead`;
     byId("sentence").replaceChildren(`${where} the label ${name} `, make("span", { className: holds ? "yes" : "no" }, claim),
