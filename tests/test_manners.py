@@ -441,3 +441,21 @@ def test_colours_are_for_terminals_whose_owner_wants_them(settings, piped, colou
     os.close(ours)
     assert "--number" in text
     assert ("\x1b" in text) == coloured
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("import locallip, os; print(os.environ['OMP_WAIT_POLICY'])", "passive"),
+        (
+            "import os; os.environ['OMP_WAIT_POLICY'] = 'active'; import locallip; print(os.environ['OMP_WAIT_POLICY'])",
+            "active",
+        ),
+        ("import torch, locallip, os; print(os.environ.get('OMP_WAIT_POLICY'))", "None"),
+    ],
+)
+def test_threads_wait_quietly_unless_somebody_has_decided(code, expected):
+    """Read when torch is loaded, so it says nothing afterwards; a setting of the user's stays."""
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [expected]

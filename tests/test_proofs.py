@@ -498,9 +498,16 @@ def test_a_run_folder_is_called_by_its_name_from_inside_too(network_file, tmp_pa
     assert called(capsys, "certify", ".", *options)[0] == 0
     assert read_about(Path("rows.jsonl"))[0].model == "mine"
     assert called(capsys, "verify", "rows.jsonl", "--model", ".")[0] == 0
-    code, _, said = called(capsys, "verify", "rows.jsonl")
+    assert called(capsys, "verify", "rows.jsonl")[0] == 0  # rows in the folder of their run
+    away = tmp_path / "away"
+    away.mkdir()
+    for name in ("rows.jsonl", "rows.json"):
+        shutil.copy(folder / name, away / name)
+    code, _, said = called(capsys, "verify", away / "rows.jsonl")
     assert code == 2
     assert "rows.jsonl is about mine: say where that is with --model" in said
+    code, _, said = called(capsys, "verify", "nothing.jsonl")
+    assert (code, said) == (2, "locallip: there is no nothing.jsonl\n")
 
 
 def test_no_room_for_one_image_is_said_in_a_sentence(network_file, capsys, monkeypatch):

@@ -25,13 +25,13 @@ from locallip.data import ImageSet, load_images
 from locallip.ops import Dense, Masked
 from locallip.proofs import Job, certify_images
 from locallip.proofs.rows import Row, WrongRows, append_rows
-from locallip.proofs.settings import structure_of, write_about
+from locallip.proofs.settings import Settings, structure_of, write_about
 from locallip.report import charts, steps
 from locallip.report.build import page_of, write_report
 from locallip.report.explore import GRID, Explorer, _verdict, chosen
 from locallip.report.nearest import nearest
 from locallip.report.proved import RADII, certificates
-from locallip.report.runs import EXPLORED, Run, WrongRun, read_run
+from locallip.report.runs import EXPLORED, Certified, Run, WrongRun, read_run
 from locallip.training.recipe import find
 
 EPS = "0.5"
@@ -154,6 +154,27 @@ def test_a_radius_just_below_eps_certifies_nothing_at_eps():
     assert _verdict(image, grid, None, math.nextafter(eps, 0.0))["verdict"] == "UNKNOWN"
     assert _verdict(image, grid, None, eps)["verdict"] == "CERTIFIED"
     assert _verdict({**image, "prediction": 0}, grid, None, eps)["verdict"] == "MISCLASSIFIED"
+
+
+@pytest.mark.parametrize(("search", "known"), [(0.3, 0.2), (None, 0.2), (0.1, 0.1)])
+def test_an_attack_of_the_certificates_is_known_to_the_explorer(search, known):
+    """Its own search may miss at eps what the attack before the proof found there."""
+    grid = torch.tensor(GRID, dtype=torch.float64) * 0.2
+    image = {"prediction": 1, "label": 1, "margin": [0.1] + [-0.1] * (len(GRID) - 1), "attacked": search}
+    row = Row(0, 1, 1, "ATTACKED", "attack", "deterministic", 0.0, 0.2, None, None, None, 0.0)
+    assert _verdict(image, grid, row, None)["attacked"] == pytest.approx(known, abs=1e-5)
+    open_row = replace(row, verdict="UNKNOWN", decided_by="nothing")
+    assert _verdict(image, grid, open_row, None)["attacked"] == search
+
+
+def test_no_attack_is_drawn_where_none_was_tried(explored):
+    """The attack of certificates is known at eps alone: a line from 0 to there would cross what is proved."""
+    proved = Row(0, 0, 0, "CERTIFIED", "c", "deterministic", 0.0, 0.5, 0.1, 1.0, 1.0, 0.0, 0.6)
+    rows = [proved, replace(proved, index=1, verdict="ATTACKED", radius=0.2)]
+    settings = Settings("m", "f", "mnist", "test", 2, "d", "0.5", "deterministic", 0.0, 20, 100, 4, 0, "cpu", {}, True)
+    run = Run("mine", {}, (), {}, {}, "", (Certified(settings, rows),), {})
+    figure = next(f for f in certificates([run]).figures if f.id == "over-eps")
+    assert [line for line in figure.csv.splitlines() if "attacked" in line] == ["mine: attacked at eps,0.5,50.0"]
 
 
 def test_an_estimate_is_not_called_certified_in_any_figure(explored):

@@ -268,7 +268,9 @@ def test_a_shipped_network_loads_by_name_and_is_listed(shelf: Path, tmp_path: Pa
     expected = load_model(tmp_path / "other.safetensors").state_dict()
     state = load_model("mnist-4c3f-local-b").state_dict()
     assert all(torch.equal(state[name], value) for name, value in expected.items())
-    head, line = listing.model_list().splitlines()
+    head, line, note = listing.model_list().splitlines()
+    assert "certified*" in head
+    assert note.startswith("* by the paper's bound")
     assert line.split()[:5] == ["mnist-4c3f-local-b", "1.58", "93.50", "70.00", "50.25"]
     assert line.index("93.50") == head.index("clean")
 

@@ -79,7 +79,7 @@ def main() -> int:
             code = answered(sys.argv[1:])
             if code is not None:
                 return code
-            # Threads that wait for others must not keep a processor busy that somebody else needs; read when torch is loaded.
+            # Threads that wait must not keep a processor busy that somebody else needs; read when torch is loaded.
             os.environ.setdefault("OMP_WAIT_POLICY", "passive")
             from locallip.cli import main as run
 

@@ -104,7 +104,7 @@ def _rise(op: LinearOp, region: Region, y: Tensor, form: MarginForm, steps: int,
     like = region.center
     classes = op.out_shape.numel()
     rows = op.adjoint(torch.eye(classes, dtype=like.dtype, device=like.device)).flatten(1)  # (C, h)
-    size = max(1, AT_ONCE // (len(like) * rows.shape[1]))
+    size = max(1, AT_ONCE // max(1, len(like) * rows.shape[1]))
     parts = rows.split(size)
     slack = gamma(op.roundings + rows.shape[1] + 16, like.dtype) if outward else 0.0
 

@@ -160,6 +160,8 @@ class Certifier:
         )
         self.classes = number_of_classes(self.prover)
         self.fingerprint, self._state = fingerprint(model), state_of(model, self.prover.network)
+        #: Told after every batch of every check how many inputs are undecided.
+        self.watch: Callable[[int], None] = lambda undecided: None
 
     @property
     def global_lipschitz(self) -> float:
@@ -178,7 +180,7 @@ class Certifier:
         y = as_labels(y, len(x), self.classes, x.device)
         inputs = _Inputs(x, y, radii, self.input_domain, self.batch_size)
         with torch.inference_mode(False):  # the attack takes gradients
-            cascade = _Cascade(inputs, self.prover, self.attack_steps, self._seed)
+            cascade = _Cascade(inputs, self.prover, self.attack_steps, self._seed, self.watch)
             cascade.decide()
         return Certificate(
             cascade.verdicts,
@@ -213,8 +215,8 @@ class _Cascade:
     all layers are taken only where norms from below leave the proof a chance, roughly and then closely.
     """
 
-    def __init__(self, inputs: _Inputs, prover: Prover, attack_steps: int, seed: int | None):
-        self.inputs, self.prover, self.attack_steps = inputs, prover, attack_steps
+    def __init__(self, inputs: _Inputs, prover: Prover, attack_steps: int, seed: int | None, watch: Callable[[int], None]):
+        self.inputs, self.prover, self.attack_steps, self.watch = inputs, prover, attack_steps, watch
         # Not the stream that the starts of proofs come from: those must not depend on what the attack found.
         self.generator_seed = 0 if seed is None else (seed + 5_000_011) % 2**63
         count = len(inputs.x)
@@ -247,7 +249,11 @@ class _Cascade:
 
     def _each_batch(self, check: Callable[[Tensor], Tensor], index: Tensor) -> Tensor:
         """What `check` leaves undecided of `index`."""
-        parts = [check(part) for part in index.split(self.inputs.batch_size)] if len(index) else []
+        parts, left = [], len(index)
+        for part in index.split(self.inputs.batch_size) if left else ():
+            parts.append(check(part))
+            left -= len(part) - len(parts[-1])
+            self.watch(left)
         return torch.cat(parts) if parts else index
 
     def _first(self, index: Tensor) -> Tensor:

@@ -82,9 +82,7 @@ def as_batch(x: object, model: nn.Module, input_domain: tuple[float, float] | No
     if x.layout != torch.strided:
         raise TypeError(f"x must be a dense tensor, got {x.layout}; use x.to_dense()")
     if x.dim() < 2:
-        raise ValueError(
-            f"x must be a batch (B, ...), got shape {tuple(x.shape)}; use x[None], or x.unsqueeze(0), for one sample"
-        )
+        raise ValueError(f"x must be a batch (B, ...), got shape {tuple(x.shape)}; use x[None] for one sample")
     device = next((p.device for p in model.parameters()), x.device)
     if device != x.device:
         raise ValueError(f"x is on {x.device}, the model on {device}; move one of them")

@@ -31,6 +31,9 @@ from locallip.provenance import environment, hardware, others_gb
 #: cost more than verdicts, so their chunks stay small: what is on disk is not lost.
 BATCHES_PER_CHUNK, LARGE_BATCH, BATCHES_PER_LARGE_CHUNK = 4, 200, 10
 
+#: Seconds after which there is a word on how far it is.
+PATIENCE = 5.0
+
 T = TypeVar("T")
 
 
@@ -92,6 +95,7 @@ def _certify_images(
     rows = begin(job.out, settings, known, chunks, read, lambda found: contradictions(found, settings, images))
     before = len(rows)
     say(f"bound over all inputs: {certifier.global_lipschitz:.4g}; {len(images) - before} images to go")
+    certifier.watch = _now_and_then(say)
     grow(job.out, rows, chunks, lambda chunk: _certify_chunk(job, certifier, finder, images, chunk, seed), job.told, say)
     summary = summarize(rows)
     if job.out is not None:
@@ -99,6 +103,19 @@ def _certify_images(
         others = round(others_gb(job.device), 2)
         write_about(job.out, settings, summary, {"images": len(rows) - before, "seconds": seconds, "others_gb": others})
     return rows, settings, summary
+
+
+def _now_and_then(say: Callable[[str], None]) -> Callable[[int], None]:
+    """Says how many images of a chunk are undecided, where that takes long."""
+    last = time.perf_counter()
+
+    def watch(undecided: int) -> None:
+        nonlocal last
+        if time.perf_counter() - last > PATIENCE:
+            last = time.perf_counter()
+            say(f"  {undecided} images of this part are undecided")
+
+    return watch
 
 
 def _first(images: ImageSet, limit: int | None) -> ImageSet:
