@@ -340,7 +340,8 @@ def _run(args: Sequence[str]) -> int:
 
     if name == "help":
         name, rest = rest[0], ["--help"]
-        check(name in SUMMARIES, f"there is no command {name!r}{nearest(name, list(SUMMARIES))}")
+        hint = nearest(name, list(SUMMARIES))
+        check(name in SUMMARIES, f"there is no command {name!r}{hint}; `locallip --help` lists the commands")
     if name == "train":
         train(rest)
         return 0

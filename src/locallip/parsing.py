@@ -44,7 +44,7 @@ def _told(said: str) -> str:
     """The sentences in what tyro says about an error, without its frame and title."""
     lines = (_FRAME.sub("", line).strip() for line in said.splitlines()[1:])
     first = takewhile(bool, dropwhile(lambda line: not line, lines))  # what follows is about the help
-    return " ".join(first).rstrip(".")
+    return re.sub(r"^Error parsing \w+: ", "", " ".join(first)).rstrip(".")
 
 
 def _described(command: Callable[..., T], defaults: dict[str, Any]) -> Callable[..., Callable[[], T]]:
