@@ -517,7 +517,7 @@ def test_rows_of_other_weights_are_refused(certified, tmp_path, capsys):
         (["--out", "rows.csv"], 2, "ends in .jsonl"),
         (["--out", "x" * 247 + ".jsonl"], 2, "cannot be written: File name too long"),
         (["--out", "nowhere/rows.jsonl"], 2, "there is no folder nowhere"),
-        (["--certified", "nowhere.jsonl"], 2, "cannot read nowhere.json"),
+        (["--certified", "nowhere.jsonl"], 2, "there is no nowhere.jsonl"),
     ],
 )
 def test_wrong_calls_are_explained(attack, more, code, told):

@@ -44,8 +44,8 @@ from locallip import cli
 from locallip.training import fit, run
 from locallip.training.engine import Engine
 whole, step = fit.load_images, Engine.step
-def few(name, split, **settings):
-    return whole(name, split, **settings).take(torch.arange({train} if split == "train" else {test}))
+def few(name, split, *root, **settings):
+    return whole(name, split, *root, **settings).take(torch.arange({train} if split == "train" else {test}))
 fit.load_images, run.CHECKPOINT_SECONDS = few, 0.0
 taken = 0
 def counted(engine, batch, at):
@@ -94,7 +94,7 @@ def signals_that_nobody_ignores():
 
 
 @lru_cache
-def few(name, split, root=None, download=False):
+def few(name, split, root=None, download=False, say=None):
     return load_images(name, split).take(torch.arange(TRAIN if split == "train" else TEST))
 
 
