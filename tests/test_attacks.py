@@ -36,6 +36,7 @@ from locallip.certify.confirm import Judge
 from locallip.data import load_images
 from locallip.proofs import read_rows
 from locallip.proofs.settings import about_file
+from tests.small_network import stored_network
 
 EPS, COUNT = "0.3", 24
 CPU = torch.device("cpu")
@@ -341,22 +342,7 @@ def test_autoattack_breaks_a_linear_network_and_leaves_the_random_numbers_alone(
 
 @pytest.fixture(scope="module")
 def network_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small network after forty ordinary steps: of the first images some are wrong, some certified, some attacked."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = ll.build_model("small", (1, 28, 28), 10, "relu")
-    images = load_images("embedded", "train")
-    optimizer = torch.optim.Adam(model.parameters(), 3e-3)
-    for step in range(40):
-        part = slice(64 * step, 64 * (step + 1))
-        loss = F.cross_entropy(model(images.images[part].float() / 255), images.labels[part])
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    path = tmp_path_factory.mktemp("network") / "mine.safetensors"
-    about = {"architecture": "small", "activation": "relu", "input_shape": [1, 28, 28], "classes": 10}
-    ll.save_model(path, model.eval(), about)
-    return path
+    return stored_network(tmp_path_factory.mktemp("network"), steps=40)
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.nn.functional as F
 from scipy.stats import binomtest
 from torch import nn
 
@@ -26,6 +25,7 @@ from locallip.proofs.rows import append_rows
 from locallip.proofs.settings import about_file, read_about
 from locallip.proofs.summary import describe, summarize, wilson
 from locallip.zoo import load_model
+from tests.small_network import stored_network
 
 COUNT = 32
 EPS = "0.3"
@@ -33,21 +33,7 @@ EPS = "0.3"
 
 @pytest.fixture(scope="module")
 def network_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small network after a hundred ordinary steps: some images right, some certified, some attacked."""
-    torch.manual_seed(0)
-    model = ll.build_model("small", (1, 28, 28), 10, "relu")
-    images = load_images("embedded", "train")
-    optimizer = torch.optim.Adam(model.parameters(), 3e-3)
-    for step in range(100):
-        part = slice(64 * step, 64 * (step + 1))
-        loss = F.cross_entropy(model(images.images[part].float() / 255), images.labels[part])
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    path = tmp_path_factory.mktemp("network") / "mine.safetensors"
-    about = {"architecture": "small", "activation": "relu", "input_shape": [1, 28, 28], "classes": 10}
-    ll.save_model(path, model.eval(), about)
-    return path
+    return stored_network(tmp_path_factory.mktemp("network"), steps=100)
 
 
 @pytest.fixture(scope="module")
