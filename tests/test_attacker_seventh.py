@@ -1,8 +1,10 @@
 """A seventh round of attempts: numbers that a worker reads and its module does not show, and numbers as they are printed."""
 
 import copy
+import json
 from collections.abc import Callable
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import locallip as ll
+from locallip import tables
 from locallip.certify import Certifier, RadiusFinder
 from locallip.certify.prover import _read_by, fingerprint
 from locallip.data import ImageSet
@@ -287,3 +290,40 @@ def test_an_explorer_begins_with_other_vectors_than_training(monkeypatch: pytest
     of_training = {7919 * stage + source for stage in range(100) for source in range(100)}
     assert drawn
     assert not of_training & set(drawn)
+
+
+def about(folder: Path, file: str, certified: float, **changes: Any) -> None:
+    """What `locallip certify` writes beside its rows, of a whole test set unless said otherwise."""
+    settings: dict[str, Any] = {
+        "model": file, "fingerprint": "f" * 64, "data": "cifar10", "split": "test", "images": 10_000, "data_sha256": "0",
+        "eps": "36/255", "guarantee": "high_probability", "failure_prob": 1e-9, "attack_steps": 20, "power_steps": 100,
+        "batch_size": 32, "seed": 1, "hardware": "One GPU", "environment": {}, "method": "auto", **changes,
+    }  # fmt: skip
+    (folder / "certificates").mkdir(exist_ok=True)
+    summary = {"images": settings["images"], "correct": 99.0, "certified": certified}
+    values = {"settings": settings, "summary": summary, "run": {"seconds": 1.0, "others_gb": 0.0}}
+    (folder / "certificates" / f"{file}.json").write_text(json.dumps(values))
+
+
+def test_a_table_shows_what_is_proved_at_its_own_eps(tmp_path: Path) -> None:
+    """ "CIFAR-10, 36/255" stood beside the largest share of any certificates: those of a smaller ball, or of ten images.
+
+    Catches: certificates that are chosen by their data alone.
+    """
+    about(tmp_path, "whole", 61.0)
+    about(tmp_path, "nearer", 97.0, eps="1/255")
+    about(tmp_path, "few", 98.0, images=10)
+    about(tmp_path, "seen", 96.0, split="train")
+    about(tmp_path, "guessed", 95.0, guarantee="estimate", failure_prob=0.0)
+    text = tables.later_table(tmp_path)
+    assert "| `whole` | 99.00 | 61.00 |" in text
+    assert not [name for name in ("nearer", "few", "seen", "guessed") if name in text]
+
+
+def test_a_table_says_which_risk_a_proof_takes(tmp_path: Path) -> None:
+    """All stood under "High probability", whatever the probability. Catches: a share without it."""
+    about(tmp_path, "usual", 61.0)
+    about(tmp_path, "bold", 62.0, failure_prob=0.25)
+    usual, bold = sorted(str(tables.certificates_table(tmp_path)).splitlines()[2:], reverse=True)
+    assert "failure" not in usual
+    assert "62.00 (1 s, failure probability 0.25 an image)" in bold
