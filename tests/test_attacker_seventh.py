@@ -2,6 +2,8 @@
 
 import copy
 import json
+import sys
+import threading
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
@@ -327,3 +329,31 @@ def test_a_table_says_which_risk_a_proof_takes(tmp_path: Path) -> None:
     usual, bold = sorted(str(tables.certificates_table(tmp_path)).splitlines()[2:], reverse=True)
     assert "failure" not in usual
     assert "62.00 (1 s, failure probability 0.25 an image)" in bold
+
+
+def test_threads_leave_modules_as_they_were() -> None:
+    """A server certifies in two threads. Both trace the module with torch.fx, which replaces how modules are called: one put
+    back the replacement of the other, and from then on every module of the program gave stand-ins in place of numbers.
+
+    Catches: tracing in two threads at a time.
+    """
+    model, x, y = Tuned().eval(), torch.zeros(1, 2, dtype=DOUBLE), torch.tensor([1])
+    called, interval, found = nn.Module.__call__, sys.getswitchinterval(), []
+
+    def work() -> None:
+        for _ in range(8):
+            found.append(bool(ll.certify(model, x, y, 1.0, guarantee="deterministic").certified[0]))
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    sys.setswitchinterval(1e-5)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert nn.Module.__call__ is called
+        assert isinstance(model(x), Tensor)
+        assert found == [True] * 16
+    finally:
+        sys.setswitchinterval(interval)
+        nn.Module.__call__ = called

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from locallip.activations import Clip, SortPairs
-from locallip.arithmetic import check_small_numbers, exact_arithmetic
+from locallip.arithmetic import alone, check_small_numbers, exact_arithmetic
 from locallip.attacks import margins
 from locallip.bounds import (
     CeilingNorm,
@@ -64,6 +64,7 @@ class Prover:
     before those of all layers.
     """
 
+    @alone()
     def __init__(
         self,
         model: nn.Module,
