@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
+#: One thread at a time: the switches are torch's own and hold for all of them, and tracing a module with torch.fx replaces
+#: how every module of the program is called; two threads at it would put back each other's replacement.
+_ALONE = threading.RLock()
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """In no other thread that asks for it too."""
+    with _ALONE:
+        yield
+
 
 @contextmanager
 def exact_arithmetic() -> Iterator[None]:
     """No gradients unless asked for, no autocast, no TF32, no flushing: what is computed has the dtype it is written in."""
-    with torch.inference_mode(False), torch.no_grad(), autocast_off(), tf32_off(), small_numbers_kept():
+    with alone(), torch.inference_mode(False), torch.no_grad(), autocast_off(), tf32_off(), small_numbers_kept():
         yield
 
 

@@ -141,8 +141,9 @@ def verify(
 ) -> None:
     """Repeat some rows of `locallip certify` and say whether they agree; exit code 1 where they do not.
 
-    Weights, images, labels, eps and summary must fit all rows; the sampled ones are proved or broken anew. The seed, the
-    size of batches, times and hardware are not checked.
+    Weights, images, labels, eps and summary must fit all rows; the sampled ones are proved or broken anew, margins and
+    bounds to 2 per cent, radii at 0.98 of what the row says. The seed, the size of batches, times and hardware are not
+    checked.
 
     For example:
       locallip verify rows.jsonl

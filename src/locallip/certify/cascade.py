@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from locallip.arithmetic import autocast_off
+from locallip.arithmetic import alone, autocast_off
 from locallip.attacks import pgd_l2
 from locallip.certify.confirm import best_class, confirmed, surely
 from locallip.certify.inputs import Eps, as_batch, as_domain, as_eps, as_labels, check_batch_size
@@ -125,6 +125,7 @@ class Certifier:
     `seed_again` begins a new stream of random numbers, so that a batch gives the same rows whatever came before it.
     """
 
+    @alone()
     def __init__(
         self,
         model: nn.Module,
@@ -172,6 +173,7 @@ class Certifier:
         self._seed = seed
         self.prover.seed_again(seed)
 
+    @alone()
     def __call__(self, x: Tensor, y: Tensor, eps: Eps) -> Certificate:
         x = as_batch(x, self.model, self.input_domain)
         if state_of(self.model, self.prover.network) != self._state:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from locallip.arithmetic import check_small_numbers, exact_arithmetic
+from locallip.activations import Clip, SortPairs
+from locallip.arithmetic import alone, check_small_numbers, exact_arithmetic
 from locallip.attacks import margins
 from locallip.bounds import (
     CeilingNorm,
@@ -25,6 +26,7 @@ from locallip.bounds import (
 from locallip.certify.inputs import as_deployed, as_method, check_model, check_numbers, check_scale, check_shape
 from locallip.network import Network, UnsupportedLayer, lower, module_rule, steps_of, unwrap
 from locallip.norms import CholeskyNorm, Guarantee, LanczosNorm, NormRule, RitzNorm
+from locallip.ops import Compose, Conv, Dense, Diagonal, LinearOp, Sum
 from locallip.rounding import gamma, up
 
 #: The layers whose norms are taken for every input anew; those of the others are the ones over all inputs. "closely" is for
@@ -62,6 +64,7 @@ class Prover:
     before those of all layers.
     """
 
+    @alone()
     def __init__(
         self,
         model: nn.Module,
@@ -207,14 +210,25 @@ def _closer(rule: NormRule) -> NormRule:
 def fingerprint(model: nn.Module) -> str:
     """SHA-256 of the names, shapes, dtypes and values of all parameters and buffers."""
     digest = hashlib.sha256()
-    stored = {**dict(model.named_buffers()), **model.state_dict()}  # buffers that are not saved belong to the network too
-    for name, tensor in sorted(stored.items()):
+    for name, tensor in sorted(_stored(model).items()):
         if not isinstance(tensor, Tensor):  # extra state of a module
             digest.update(f"{name} {tensor!r}\n".encode())
             continue
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
+
+
+def _stored(model: nn.Module) -> dict[str, object]:
+    """What is saved, and all parameters and buffers as they are: a module may leave out or change what it saves.
+
+    Such as the weights of a frozen part, which checkpoints need not repeat.
+    """
+    found: dict[str, object] = dict(model.state_dict())
+    for path, module in model.named_modules():
+        own = {**module._parameters, **module._buffers}
+        found.update({f"{path}.{name}".lstrip("."): tensor for name, tensor in own.items() if tensor is not None})
+    return found
 
 
 def state_of(model: nn.Module, network: Network) -> tuple[str, ...]:
@@ -242,10 +256,36 @@ def state_of(model: nn.Module, network: Network) -> tuple[str, ...]:
         with torch.no_grad():
             made = [(key, getattr(module, key)) for key in getattr(module, "parametrizations", {})]
         found.extend(f"{key} {_digest(value)}" for key, value in made)
+    with torch.no_grad():
+        found.extend(_digest(value) for value in _read_by(network))
     for path, tensor in network.unregistered.items():
         now = _attribute(inner, path)
         found.append(f"{path} {_digest(now if isinstance(now, Tensor) else tensor)}")
     return tuple(found)
+
+
+def _read_by(network: Network) -> Iterator[Tensor]:
+    """The numbers that a network reads now, which need not be those of the module that a worker has.
+
+    In a deep copy of a worker they are the first module's, and where a layer or a tensor was exchanged, those from before.
+    """
+    for stage in network.stages:
+        for op in stage.terms.values():
+            yield from _read_by_op(op)
+        yield from (value(torch.float64) for _, value in stage.offset.parts)
+        if isinstance(stage.activation, (Clip, SortPairs)):
+            yield from (torch.as_tensor(end) for end in stage.activation.thresholds(torch.float64))
+
+
+def _read_by_op(op: LinearOp) -> Iterator[Tensor]:
+    if isinstance(op, Compose):
+        yield from (*_read_by_op(op.outer), *_read_by_op(op.inner))
+    elif isinstance(op, Sum):
+        yield from (value for part in op.parts for value in _read_by_op(part))
+    elif isinstance(op, (Dense, Conv)):
+        yield op.weight()
+    elif isinstance(op, Diagonal):
+        yield op.factor(torch.float64)
 
 
 def _attribute(module: nn.Module, path: str) -> object:

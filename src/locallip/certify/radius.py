@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from locallip.arithmetic import alone
 from locallip.certify.crossing import Crossing
 from locallip.certify.inputs import as_batch, as_domain, as_labels, check_batch_size
 from locallip.certify.prover import LocalLayers, Method, Prover, another_seed, fingerprint, number_of_classes, state_of
@@ -75,6 +76,7 @@ class RadiusFinder:
     `prover` is one that is there already and need not be made again; for "high_probability" it must allow for PROOFS probes.
     """
 
+    @alone()
     def __init__(
         self,
         model: nn.Module,
@@ -115,6 +117,7 @@ class RadiusFinder:
         self.prover.seed_again(seed)
         self.guide = _guide(self.prover, seed)
 
+    @alone()
     def __call__(self, x: Tensor, y: Tensor, *, least: Tensor | None = None, below: Tensor | None = None) -> Tensor:
         """Radii (B,), float64, for x (B, *shape) and y (B,).
 

@@ -18,6 +18,7 @@ from torch import Tensor, fx, nn
 from torch.fx.node import map_arg
 
 from locallip.activations import Activation
+from locallip.arithmetic import alone
 from locallip.network import rules
 from locallip.network.checks import (
     EXTEND,
@@ -97,6 +98,7 @@ class _Tracer(fx.Tracer):
         return known or super().is_leaf_module(m, module_qualified_name)
 
 
+@alone()
 def lower(module: nn.Module, input_shape: Sequence[int]) -> Network:
     """The network of `module` for samples of `input_shape` (without batch); parameters are read through, not copied."""
     module = unwrap(module)
@@ -110,6 +112,7 @@ def lower(module: nn.Module, input_shape: Sequence[int]) -> Network:
     return network
 
 
+@alone()
 def steps_of(module: nn.Module) -> list[tuple[str, Tensor | None]]:
     """What forward does now, traced anew: a text per step, and the tensor where that is neither parameter nor buffer.
 

@@ -6,6 +6,7 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Sequence
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 from typing import Any
 
 import torch
@@ -69,7 +70,7 @@ def describe(summary: dict[str, Any], guarantee: Guarantee) -> str:
     low, high = summary["certified_interval"]
     word = "estimated robust (no proof)" if guarantee is Guarantee.ESTIMATE else "certified"
     risk = summary["failure_prob_of_all"]
-    rest = f"; a chance of at most {risk:.2g} that any of these is wrong" if risk else ""
+    rest = f"; a chance of at most {shown(risk, 2, upwards=True)} that any of these is wrong" if risk else ""
     return (
         f"decided by\n{shares}\n"
         f"correct {summary['correct']:.2f} %, {word} {summary['certified']:.2f} % of {summary['images']} images "
@@ -82,10 +83,15 @@ def _curve(summary: dict[str, Any], word: str) -> str:
     if "curve" not in summary:
         return ""
     points = list(zip(summary["curve"]["eps"], summary["curve"]["certified"], strict=True))
-    chosen = "".join(f"\n  {share:6.2f} %  at eps {eps:.4g}" for eps, share in (points[at] for at in (2, 6, 14, 18)))
-    return (
-        f"\nradius: median {summary['radius_median']:.4g}, mean {summary['radius_mean']:.4g}; {word} at other radii{chosen}"
-    )
+    chosen = "".join(f"\n  {share:6.2f} %  at eps {shown(eps)}" for eps, share in (points[at] for at in (2, 6, 14, 18)))
+    median, mean = (shown(summary[key]) for key in ("radius_median", "radius_mean"))
+    return f"\nradius: median {median}, mean {mean}; {word} at other radii{chosen}"
+
+
+def shown(value: float, digits: int = 4, upwards: bool = False) -> str:
+    """So many digits, never above the number itself, for what is proved; with `upwards` never below, for what is risked."""
+    context = Context(prec=digits, rounding=ROUND_CEILING if upwards else ROUND_FLOOR)
+    return f"{float(context.create_decimal(f'{value:.12g}')):.{digits}g}"  # 0.3 is 0.29999999999999998
 
 
 def _share(part: int, count: int) -> float:

@@ -22,6 +22,8 @@ COLUMNS: tuple[tuple[Guarantee, str, str], ...] = (
 )
 HEAD = ("Network", "eps", "Images", "Correct", *(title for *_, title in COLUMNS), "Hardware")
 EMPTY = "—"
+#: That of an image unless another is asked for, which is then said.
+FAILURE_PROB = 1e-9
 
 
 @dataclass(frozen=True)
@@ -81,4 +83,6 @@ def _cell(group: Sequence[About], guarantee: str, method: str) -> str:
         return EMPTY
     about = max(of_kind, key=lambda a: str(a.settings.environment.get("date", "")))
     shared = ", shared" if about.run["others_gb"] > 2 else ""
-    return f"{about.summary['certified']:.2f} ({about.run['seconds']:.0f} s{shared})"
+    risk = about.settings.failure_prob
+    other = "" if risk in (0, FAILURE_PROB) else f", failure probability {risk:g} an image"
+    return f"{about.summary['certified']:.2f} ({about.run['seconds']:.0f} s{shared}{other})"

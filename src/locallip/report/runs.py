@@ -59,7 +59,7 @@ class Run:
     @property
     def proofs(self) -> Certified | None:
         """The certificates to show: of test images before training ones, of most images, with radii before those without."""
-        proved = [c for c in self.certified if c.settings.guarantee != "estimate"]
+        proved = [c for c in self.certified if c.settings.guarantee != "estimate" and c.rows]  # none yet prove nothing
         return max(proved, key=lambda c: (c.settings.split == "test", len(c.rows), c.settings.radii), default=None)
 
     def rows_about(self, images: ImageSet, eps: str, guarantee: str) -> Sequence[Row]:
