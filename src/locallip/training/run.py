@@ -168,7 +168,8 @@ class Run:
         self.seconds += seconds
         self.others = max(self.others, others_gb(self.device))
         self._check_finite()
-        rate = seconds / max(1, done)
+        # The first steps after a start or a resume take longer than those to come.
+        rate = min(seconds / max(1, done), self.seconds / max(1, self.step))
         row = {"epoch": epoch, "step": self.step, **at._asdict(), **figures, "seconds": seconds}
         self.folder.append_metrics(row)
         self.show.epoch({**row, "seconds_left": rate * (self.total - self.step)})
