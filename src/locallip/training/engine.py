@@ -63,6 +63,7 @@ class Engine:
         self._buffers: Vectors = {}
         self._graph: torch.cuda.CUDAGraph | None = None
         self._static: tuple[Batch, Vectors] | None = None
+        self._after: Vectors = {}
         self._bounded: Callable[..., tuple[Tensor, Tensor, Vectors, Vectors]] = self.objective.bounded
         if self.compiled and self.has_bound:
             self._bounded = torch.compile(self.objective.bounded, fullgraph=True, dynamic=False)
@@ -206,6 +207,12 @@ class Engine:
         with torch.cuda.graph(self._graph):
             self._after = self._compute(*self._static)
         self.load_state(kept)
+
+    def release(self) -> None:
+        """Give back the memory that steps alone need: the samples' vectors and the captured graph."""
+        self._graph, self._static, self._after, self._buffers, self.starts = None, None, {}, {}, None
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def read_figures(self) -> dict[str, float | list[float]]:
         """Means since the last call, by name; empties the sums. Waits for the device."""

@@ -182,6 +182,7 @@ def _finish(run: Run, validation: ImageSet | None, test: ImageSet | None, option
             "dtype": "float16" if dtype else "float32",
         },
     }
+    run.engine.release()  # the evaluation has the device to itself
     if validation is not None and options.validate:
         say(f"evaluating {len(validation.labels):,} validation images")
         result["training"]["validation"] = evaluate(plain, validation, recipe.eps, **settings)
