@@ -551,7 +551,7 @@ def trained(tmp_path_factory):
             plain(self, recipe, train, *rest)
 
         patch.setattr(running.Run, "__init__", noted)
-        r = recipe(epochs=10.0, validation=12, seed=4, learning_rate=3e-3)
+        r = recipe(epochs=20.0, validation=12, seed=4, learning_rate=3e-3)
         seen["result"] = run(folder / "run", r, evaluate=True, results=folder / "results")
     return folder, r, seen
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -17,6 +18,18 @@ Place = tuple[int, int]
 JITTER = 1e-3
 #: Rows that are read from another dtype at a time.
 SOME = 256
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """How first vectors are drawn: for so many samples `together`, of which `kept` are kept, from the number `first` on.
+
+    Processes that keep the vectors of different samples so begin with those that one process would begin with.
+    """
+
+    together: int
+    first: int
+    kept: int
 
 
 class WarmStarts:
@@ -35,8 +48,9 @@ class WarmStarts:
         channels_last: bool = False,
         pinned: bool = False,
         seed: int = 0,
+        drawn: Drawn | None = None,
     ):
-        self.seed = seed
+        self.seed, self._drawn = seed, drawn or Drawn(num_samples, 0, num_samples)
         self.num_samples, self.device = num_samples, torch.device(device)
         self.layout, self.pinned = Rows(dtype, channels_last), pinned
         self.rows: dict[Place, Tensor] = {}
@@ -54,7 +68,13 @@ class WarmStarts:
         layout, width = self.layout, self.layout.width(shape.numel())
         rows = torch.empty(self.num_samples, width, dtype=layout.dtype, device=self.device, pin_memory=self.pinned)
         generator = torch.Generator(self.device).manual_seed(self.seed + 7919 * place[0] + place[1])
-        layout.random(rows, shape.numel(), generator)
+        for some in rows.split(max(1, self._drawn.kept)):
+            if len(some) == self._drawn.together:
+                layout.random(some, shape.numel(), generator)
+                continue
+            block = torch.empty(self._drawn.together, width, dtype=layout.dtype, device=self.device)
+            layout.random(block, shape.numel(), generator)
+            some.copy_(block[self._drawn.first : self._drawn.first + len(some)])
         self.rows[place], self.shapes[place] = rows, shape
 
     def get(self, key: NormKey, shape: torch.Size, index: Tensor) -> Tensor:
