@@ -564,7 +564,7 @@ def test_the_result_has_the_agreed_fields(trained):
     for section, fields in SECTIONS.items():
         assert fields <= result[section].keys(), section
     assert result["recipe"] == dataclasses.asdict(r)
-    assert result["training"]["steps"] == 10 * math.ceil((TRAIN - 12) / 16)
+    assert result["training"]["steps"] == r.epochs * math.ceil((TRAIN - 12) / 16)
     assert result["training"]["validation"].keys() == result["evaluation"].keys()
     assert result["training"]["validation"]["split"] == "validation"
     assert (result["training"]["validation"]["images"], result["evaluation"]["images"]) == (12, TEST)

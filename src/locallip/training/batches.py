@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -15,11 +15,16 @@ from locallip.training.share import Share, share_of
 
 @dataclass(frozen=True)
 class Batch:
-    """x (B, C, H, W) float32 in [0, 1], y (B,) int64, index (B,) int64 of the samples."""
+    """x (B, C, H, W) float32 in [0, 1], y (B,) int64, index (B,) int64 of the samples.
+
+    `here` is the index in host memory, and `coming` that of the next batch, where it is known and has other samples.
+    """
 
     x: Tensor
     y: Tensor
     index: Tensor
+    here: Tensor | None = None
+    coming: Tensor | None = None
 
 
 class Images:
@@ -80,8 +85,10 @@ class Epoch:
         """The batches from number `first` on; `images` are those of this process's samples."""
         order, shifts = self.order.to(images.home), self.shifts.to(images.home)
         pairs = list(zip(order.split(self.batch), shifts.split(self.batch), strict=True))
-        for index, shift in pairs[first:]:
-            yield images.batch(index, shift)
+        here = self.order.split(self.batch)
+        coming = [*here[1:-1], None, None]  # the last batch may have samples of one before
+        for number, (index, shift) in enumerate(pairs[first:], start=first):
+            yield replace(images.batch(index, shift), here=here[number], coming=coming[number])
 
 
 def _draw_shifts(count: int, augment: Augment, margin: int, generator: torch.Generator) -> Tensor:

@@ -15,6 +15,7 @@ from locallip.norms.rows import Rows
 from locallip.norms.starts import Drawn, Place, jitter
 from locallip.processes import ALONE, Processes
 from locallip.training.batches import Batch
+from locallip.training.carrier import Carrier
 from locallip.training.muon import Muon
 from locallip.training.objective import FIGURES, Objective, Vectors, layer_names, local_places, places
 from locallip.training.recipe import Recipe
@@ -112,12 +113,15 @@ class Engine:
                 dtype,
                 home,
                 channels_last=on_gpu,
-                pinned=on_gpu and home.type == "cpu",
+                pinned_for=self.device if on_gpu and home.type == "cpu" else None,
                 seed=self.recipe.seed,
                 drawn=Drawn(self.share.batch, self.share.first, self.share.part),
             )
             self.starts.prepare(local_places(self.network, self.recipe))
             self.layout = self.starts.layout
+        self._carrier: Carrier | None = None
+        if self.starts is not None and self.starts.whole is not None:
+            self._carrier = Carrier(self.starts, self.share.part, self.device)
         self.probes = self._empty_vectors(self.recipe.probes, shapes if self.recipe.probes else {})
 
     def _empty_sums(self) -> Tensor:
@@ -158,6 +162,11 @@ class Engine:
             }
         if self.starts is None:
             return _drawn(self._buffers)
+        if self._carrier is not None:
+            self._carrier.take(_in_host_memory(batch), self._buffers)
+            if batch.coming is not None:
+                self._carrier.fetch(batch.coming)
+            return self._buffers
         return {place: self.starts.take(place, batch.index, into) for place, into in self._buffers.items()}
 
     def _empty_vectors(self, count: int, shapes: Mapping[Place, torch.Size]) -> Vectors:
@@ -166,6 +175,9 @@ class Engine:
         return {place: lay(torch.empty(count, *shape, device=self.device)) for place, shape in shapes.items()}
 
     def _put_back(self, batch: Batch, vectors: Vectors) -> None:
+        if self._carrier is not None:
+            self._carrier.put_back(_in_host_memory(batch), vectors)
+            return
         if self.starts is None:
             return
         for place, u in vectors.items():
@@ -256,9 +268,15 @@ class Engine:
             self._graphs = [first, second]
         self.load_state(kept)
 
+    def settle(self) -> None:
+        """Wait until the samples' vectors are where they are kept."""
+        if self._carrier is not None:
+            self._carrier.settle()
+
     def release(self) -> None:
         """Give back the memory that steps alone need: the samples' vectors and the captured graph."""
         self._graphs, self._static, self._after, self._buffers, self.starts = [], None, {}, {}, None
+        self._carrier = None
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -365,6 +383,10 @@ def arithmetic(recipe: Recipe, device: torch.device) -> Iterator[None]:
         yield
     finally:
         torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark = before
+
+
+def _in_host_memory(batch: Batch) -> Tensor:
+    return batch.index.cpu() if batch.here is None else batch.here
 
 
 def _gradient(p: Tensor) -> Tensor:

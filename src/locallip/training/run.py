@@ -166,8 +166,9 @@ class Run:
         starts, together = self.engine.starts, self.together
         if starts is None or not self.saves_starts:
             return {}
+        self.engine.settle()
         if together.size == 1:
-            return {_starts_name(place): rows for place, rows in starts.rows.items()}
+            return {_starts_name(place): rows.contiguous() for place, rows in starts.rows.items()}
         places = torch.arange(self.count) % self.share.batch // self.share.part  # whose each sample is
         gathered = {}
         for place, rows in starts.rows.items():
