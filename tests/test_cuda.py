@@ -128,7 +128,7 @@ def _engines(method, precision="float32", **changes):
     if made[0][0].starts is not None:  # the same first vectors, which each device draws for itself
         here, there = made[0][0].starts, made[1][0].starts
         for place, shape in here.shapes.items():
-            there.put_back(place, torch.arange(64), there.layout.lay(here.rows[place].view(64, *shape).cuda()))
+            there.put_back(place, torch.arange(64).cuda(), there.layout.lay(here.rows[place].view(64, *shape).cuda()))
     return recipe, made
 
 
@@ -194,6 +194,54 @@ def test_vectors_in_host_memory_and_streamed_images_change_nothing():
     streamed = Images(images_there, images.labels.cpu(), 3, engine.device, resident=False)
     near_rows, far_rows = _train(recipe, engine, images), _train(recipe, far, streamed)
     assert far_rows[-1]["worst_loss"] == pytest.approx(near_rows[-1]["worst_loss"], rel=1e-4)
+
+
+def test_rows_come_and_go_while_others_are_computed_with():
+    """Every batch sees what was put back for its samples before; fetched ahead or not, in any order."""
+    from locallip.norms import WarmStarts
+    from locallip.training.carrier import Carrier
+
+    device, shapes = torch.device("cuda"), {(0, 0): torch.Size((3, 40, 40)), (1, 1): torch.Size((700,))}
+    starts = WarmStarts(60, torch.int8, "cpu", channels_last=True, pinned_for=device)
+    starts.prepare(shapes)
+    expected = {place: rows.clone() for place, rows in starts.rows.items()}
+    carrier = Carrier(starts, 8, device)
+    into = {place: torch.empty(8, shape.numel(), dtype=torch.int8, device=device) for place, shape in shapes.items()}
+    generator, coming = torch.Generator().manual_seed(0), None
+    for number in range(40):
+        index = torch.randperm(60, generator=generator)[:8] if coming is None else coming
+        others = torch.tensor([i for i in torch.randperm(60, generator=generator).tolist() if i not in index.tolist()])
+        coming = others[:8] if number % 3 else None
+        carrier.take(index, into)
+        if coming is not None:
+            carrier.fetch(coming)
+        for place, rows in into.items():
+            assert torch.equal(rows.cpu(), expected[place][index]), (number, place)
+        torch.cuda._sleep(1_000_000)
+        new = {place: rows + number for place, rows in into.items()}
+        carrier.put_back(index, new)
+        for place, rows in new.items():
+            expected[place][index] = rows.cpu()
+    carrier.settle()
+    assert all(torch.equal(rows, expected[place]) for place, rows in starts.rows.items())
+
+
+def test_two_processes_on_one_gpu_train_what_one_trains(tmp_path):
+    """The step is then captured in two parts, with the sum of the gradients between them."""
+    from tests.test_distributed import RECIPE, start, state
+
+    (tmp_path / "tiny.toml").write_text(RECIPE + 'precision = "float32"\n')
+    found = []
+    for count in (1, 2):
+        out = tmp_path / f"run{count}"
+        args = ["train", str(tmp_path / "tiny.toml"), "--out", str(out), "--no-evaluate", "--device", "cuda:0"]
+        done = start(count, args, device=())
+        assert done.returncode == 0, done.stderr
+        found.append(state(out))
+    for name, value in found[0].items():
+        if not name.startswith(("shared", "starts")):
+            scale = max(float(value.double().abs().max()), 1e-12)
+            assert float((value.double() - found[1][name].double()).abs().max()) <= 5e-3 * scale, name
 
 
 def test_a_captured_run_resumes_from_its_state():

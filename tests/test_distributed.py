@@ -39,11 +39,13 @@ augment = "crop_flip"
 LAST = 14  # steps: 60 images in batches of 16, three and a half times
 
 
-def start(count: int, args: list[str], dies: str = "", restarts: int = 0) -> subprocess.CompletedProcess[str]:
+def start(
+    count: int, args: list[str], dies: str = "", restarts: int = 0, device: tuple[str, ...] = ("--device", "cpu")
+) -> subprocess.CompletedProcess[str]:
     """`locallip ARGS` in so many processes; `dies` is "STEP RANK" for one that kills itself there."""
     torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}", f"--max-restarts={restarts}"]
     return subprocess.run(
-        [sys.executable, *(torchrun if count > 1 else []), str(DRIVER), *args, "--device", "cpu"],
+        [sys.executable, *(torchrun if count > 1 else []), str(DRIVER), *args, *device],
         env={**os.environ, "DIES": dies, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
