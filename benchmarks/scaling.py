@@ -38,7 +38,7 @@ from benchmarks import record
 from locallip.activations.clip import ReLUTheta
 from locallip.certify import Certifier
 from locallip.data import ImageSet, load_images
-from locallip.models import build_model
+from locallip.models import build_model, num_parameters
 from locallip.processes import Processes, processes
 from locallip.proofs import Job, certify_images
 from locallip.training.batches import Epoch, Images
@@ -208,20 +208,14 @@ def _apart(case: Case, device: torch.device, lock: Path, steps: int) -> dict[str
 
 def as_one_of_many(together: Processes, batch: int, steps: int, limit: int) -> dict[str, float] | None:
     """Images a second that these processes train on and certify together, in the first of them."""
-    device, recipe = torch.device("cpu"), recipe_of(batch, "4c3f")
-    share = share_of(batch, 4 * batch, together)
-    engine = Engine(
-        build_model("4c3f", (3, 32, 32), 10, "relu_theta"), recipe, (3, 32, 32), 4 * batch, device, together=together
-    )
-    images = some_images(share.count(4 * batch), (3, 32, 32), 10, device)
-    batches = list(Epoch(4 * batch, recipe, 0, 0, share).batches(images))
-    times = []
-    for number in range(steps + 1):
-        together.wait()
-        begin = time.perf_counter()
-        engine.step(batches[number % len(batches)], MIDDLE)
-        together.wait()
-        times.append(time.perf_counter() - begin)
+    recipe = recipe_of(batch, "4c3f")
+    step_seconds = _step_seconds(together, recipe, steps)
+    fixed_seconds = _step_seconds(together, replace(recipe, batch=together.size), steps)
+    gradients = torch.zeros(num_parameters(build_model("4c3f", (3, 32, 32), 10, "relu_theta")))
+    begin = time.perf_counter()
+    for _ in range(steps):
+        together.add(gradients)
+    sum_seconds = (time.perf_counter() - begin) / steps
     digits = load_images("embedded", "test")
     seen: list[float] = []
 
@@ -234,10 +228,30 @@ def as_one_of_many(together: Processes, batch: int, steps: int, limit: int) -> d
     if not together.first:
         return None
     return {
-        "step_seconds": round(statistics.median(times[1:]), 4),
-        "images_trained_per_second": round(batch / statistics.median(times[1:]), 3),
+        "step_seconds": round(step_seconds, 4),
+        "of_that_for_one_image_per_process": round(fixed_seconds, 4),
+        "of_that_for_the_sum_of_gradients": round(sum_seconds, 4),
+        "images_trained_per_second": round(batch / step_seconds, 3),
         "images_certified_per_second": round(limit / (end - seen[0]), 3),
     }
+
+
+def _step_seconds(together: Processes, recipe: Recipe, steps: int) -> float:
+    """The median time of a step, as the slowest process has it."""
+    shape, count, device = (3, 32, 32), 4 * recipe.batch, torch.device("cpu")
+    share = share_of(recipe.batch, count, together)
+    model = build_model(recipe.architecture, shape, 10, "relu_theta")
+    engine = Engine(model, recipe, shape, count, device, together=together)
+    images = some_images(share.count(count), shape, 10, device)
+    batches = list(Epoch(count, recipe, 0, 0, share).batches(images))
+    times = []
+    for number in range(steps + 1):
+        together.wait()
+        begin = time.perf_counter()
+        engine.step(batches[number % len(batches)], MIDDLE)
+        together.wait()
+        times.append(time.perf_counter() - begin)
+    return statistics.median(times[1:])
 
 
 def _shuffled(images: ImageSet) -> ImageSet:
@@ -271,7 +285,7 @@ def main() -> None:
     parser.add_argument("--axes", default="batch,width,depth,side,classes")
     parser.add_argument("--ranks", help="numbers of processes instead, such as 1,2,4")
     parser.add_argument("--threads", type=int, default=0, help="of each process (default: cores over the most processes)")
-    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--limit", type=int, default=128)
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--jobs", type=int, default=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -66,7 +67,7 @@ class WarmStarts:
             for place, shape in shapes.items():
                 width = self.layout.width(shape.numel())
                 self.columns[place], end = slice(end, end + width), end + width
-            self.whole = torch.empty(self.num_samples, end, dtype=self.layout.dtype, pin_memory=True)
+            self.whole = _pinned(torch.empty(self.num_samples, end, dtype=self.layout.dtype))
         for place, shape in shapes.items():
             self._make(place, shape)
 
@@ -129,6 +130,16 @@ def jitter(place: Place, shape: torch.Size) -> Tensor:
     """The same noise of length JITTER for a layer in every run and on every device, (1, *shape) in float32."""
     noise = torch.randn(1, *shape, generator=torch.Generator().manual_seed(1000 * place[0] + place[1]))
     return JITTER * noise / noise.norm()
+
+
+def _pinned(values: Tensor) -> Tensor:
+    """The same memory, pinned where it is until nobody uses it: torch's own would round its size up to a power of two."""
+    cuda, address = torch.cuda.cudart(), values.data_ptr()
+    code = int(cuda.cudaHostRegister(address, values.nbytes, 0))
+    if code:
+        raise MemoryError(f"{values.nbytes / 1e9:.1f} GB of host memory cannot be pinned (CUDA error {code})")
+    weakref.finalize(values, cuda.cudaHostUnregister, address)  # views of it keep it
+    return values
 
 
 class BatchStarts:
