@@ -212,6 +212,34 @@ def test_a_loaded_state_goes_on_bit_by_bit(fields):
     assert_equal_states(full_state(whole), full_state(resumed))
 
 
+@pytest.mark.parametrize("pieces", [2, 3, 12])
+@pytest.mark.parametrize(
+    "fields", [{}, {"method": "gloro", "optimizer": "muon", "probes": 4}, {"method": "standard"}], ids=str
+)
+def test_pieces_of_a_batch_come_to_the_whole(fields, pieces):
+    """Up to the order of sums. Catches: sums for means, layers' vectors that take a step with every piece, mixed-up rows."""
+    whole, cut = make_engine(recipe(**fields)), make_engine(recipe(**fields), pieces=pieces)
+    for engine in (whole, cut):
+        train(engine, 3)
+    theirs = cut.state()
+    for name, value in whole.state().items():
+        if name == "sums":  # the figures below, with gaps where there is no bound
+            continue
+        scale = max(float(value.double().abs().max()), 1e-9)
+        assert float((value.double() - theirs[name].double()).abs().max()) <= 2e-3 * scale, name
+    if whole.starts is not None:
+        for place, rows in whole.starts.rows.items():
+            assert torch.allclose(rows, cut.starts.rows[place], atol=2e-3)
+    figures = zip(whole.read_figures().items(), cut.read_figures().values(), strict=True)
+    for (name, value), other in figures:
+        assert other == pytest.approx(value, rel=2e-3, nan_ok=True), name
+
+
+def test_pieces_must_be_equal():
+    with pytest.raises(ValueError, match="12 samples cannot be worked on in 5 equal pieces"):
+        make_engine(recipe(), pieces=5)
+
+
 def test_looking_at_the_state_before_the_first_step_changes_nothing():
     looked, plain = (make_engine(recipe(optimizer="muon")) for _ in range(2))
     looked.state()

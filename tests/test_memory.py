@@ -44,11 +44,38 @@ def test_first_that_fits(free, host, vectors, home, numbers, resident) -> None:
 
 
 @pytest.mark.parametrize(
+    ("free", "host", "home", "numbers", "pieces"),
+    [
+        (1, 99, "cpu", "int8", 4),  # a half would be a little too large
+        (7.2, 0, "cuda", "int4", 4),
+        (24, 0, "cuda", "int8", 1),  # fewer bits before pieces
+        (6, 9, "cpu", "int4", 1),  # host memory before pieces
+        (0.05, 99, "cpu", "int8", 64),
+    ],
+)
+def test_a_batch_is_cut_into_pieces_that_fit(free, host, home, numbers, pieces) -> None:
+    plan = fitting(RECIPE, NEED, CUDA, free * GB, host * GB)
+    assert (plan.home.type, plan.numbers, plan.pieces) == (home, numbers, pieces)
+    assert (f"{NEED.step / pieces / GB:.2f} GB for a step in {pieces} pieces" in str(plan)) == (pieces > 1)
+    assert RECIPE.batch % plan.pieces == 0
+
+
+def test_images_of_a_usual_size_fit_a_usual_gpu() -> None:
+    """A bound for 224 x 224 pixels keeps a gigabyte an image: whole batches would need a hundred."""
+    recipe = dataclasses.replace(find("tiny-imagenet-8c2f-local-b"), starts="random", power_steps=5)
+    model = build_model(recipe.architecture, (3, 224, 224), 1000, recipe.activation)
+    need = needed(recipe, model, of_size(1000, (3, 224, 224)))
+    plan = fitting(recipe, need, CUDA, 24e9, 64e9)
+    assert plan.pieces > 1
+    assert need.step / plan.pieces < 24e9
+
+
+@pytest.mark.parametrize(
     ("free", "host", "vectors", "words"),
     [
         (6, 4, "auto", ["5.00 GB", "starts = 'random'", "local_layers = 'dense'"]),
         (9, 4, "bfloat16", ["20.00 GB", "vectors = 'int4' fits"]),
-        (1, 99, "auto", ["batch = 128 is too large", "try 60"]),
+        (0.01, 99, "auto", ["one image needs about 0.02 GB", "the network is too large"]),
     ],
 )
 def test_nothing_fits_and_what_would(free, host, vectors, words) -> None:

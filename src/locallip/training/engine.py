@@ -32,7 +32,7 @@ class Engine:
     `compiled=None` compiles on CUDA and runs eagerly elsewhere; a compiled step is also captured as a graph on CUDA.
     The saved vectors live on `starts_on` (the device) as `starts_in` (bfloat16 on CUDA, float32 elsewhere; see `Rows`).
     `num_samples` counts those of all processes; vectors and batches are those of this one's `share` of them. Gradients and
-    figures are the means over all processes, so that all of them keep the same weights.
+    figures are the means over all processes, so that all of them keep the same weights. A batch is worked on in `pieces`.
     """
 
     def __init__(
@@ -48,9 +48,13 @@ class Engine:
         starts_in: torch.dtype | None = None,
         together: Processes = ALONE,
         share: Share | None = None,
+        pieces: int = 1,
     ):
         self.recipe, self.device, self.together = recipe, device, together
         self.share = share or share_of(recipe.batch, num_samples, together)
+        if self.share.part % pieces:
+            raise ValueError(f"{self.share.part} samples cannot be worked on in {pieces} equal pieces")
+        self.pieces = pieces
         self.compiled = device.type == "cuda" if compiled is None else compiled
         self.captured = self.compiled and device.type == "cuda"
         self.model = model.to(device)
@@ -191,23 +195,37 @@ class Engine:
         return after
 
     def _differentiate(self, batch: Batch, vectors: Vectors) -> tuple[Tensor, Tensor, Vectors]:
-        """Loss, figures and vectors; the gradients are left with the parameters, or in one tensor where they are summed."""
-        after: Vectors = {}
-        if self.has_bound:
-            loss, shown, after, shared = self._bounded(
-                batch.x, batch.y, self.eps, self.mix, vectors, self.shared, self.probes
-            )
-            with torch.no_grad():
-                for place, u in shared.items():
-                    self.shared[place].copy_(u)
-        else:
-            loss, shown = self.objective.attacked(batch.x, batch.y, self.eps, self.mix)
+        """Loss, figures and vectors; the gradients are left with the parameters, or in one tensor where they are summed.
+
+        A batch that is too large for the device is worked on in `pieces`, one after the other: the means over equal pieces
+        are those over the batch, and what one of them needed is free for the next.
+        """
         for p in self.model.parameters():
             p.grad = None
-        loss.backward()
-        if self.together.size > 1:
-            torch.cat([_gradient(p).reshape(-1) for p in self.model.parameters()], out=self._gradients)
-        return loss, shown, after
+        size = len(batch.x) // self.pieces
+        found = []
+        for first in range(0, len(batch.x), size):
+            piece = slice(first, first + size)
+            rows = {place: u[piece] for place, u in vectors.items()}
+            loss, *rest = self._loss(batch.x[piece], batch.y[piece], rows)
+            (loss / self.pieces).backward()
+            found.append((loss.detach(), *rest))
+        losses, shown, after, shared = zip(*found, strict=True)
+        with torch.no_grad():
+            for place, u in shared[-1].items():  # every piece began with the same
+                self.shared[place].copy_(u)
+            if self.together.size > 1:
+                torch.cat([_gradient(p).reshape(-1) for p in self.model.parameters()], out=self._gradients)
+            if self.pieces == 1:
+                return losses[0], shown[0], after[0]
+            whole = {place: torch.cat([some[place] for some in after]) for place in after[0]}
+            return torch.stack(losses).mean(), torch.stack(shown).mean(0), whole
+
+    def _loss(self, x: Tensor, y: Tensor, vectors: Vectors) -> tuple[Tensor, Tensor, Vectors, Vectors]:
+        """Loss, figures, and the vectors of samples and layers after their power iterations."""
+        if self.has_bound:
+            return self._bounded(x, y, self.eps, self.mix, vectors, self.shared, self.probes)
+        return *self.objective.attacked(x, y, self.eps, self.mix), {}, {}
 
     def _update(self, loss: Tensor, shown: Tensor) -> None:
         """Optimizers, figures and averages, once the gradients are there."""

@@ -35,13 +35,15 @@ class Need:
 
 @dataclass(frozen=True)
 class Plan:
-    """Where the saved vectors live, as what, and whether the images are on the device too."""
+    """Where the saved vectors live, as what, whether the images are on the device too, and in how many pieces a batch is
+    worked on."""
 
     device: torch.device
     home: torch.device
     numbers: str
     resident: bool
     need: Need
+    pieces: int = 1
 
     @property
     def dtype(self) -> torch.dtype:
@@ -52,7 +54,9 @@ class Plan:
         kept = f"{_gb(starts)} of saved vectors ({self.numbers})" if starts else "no saved vectors"
         where = "" if not starts else " on the device" if self.home == self.device else " in pinned host memory"
         images = "on the device" if self.resident else "streamed from host memory"
-        return f"memory: {kept}{where}, about {_gb(self.need.step)} for a step, {_gb(self.need.images)} of images {images}"
+        pieces = f" in {self.pieces} pieces" if self.pieces > 1 else ""
+        step = f"about {_gb(self.need.step / self.pieces)} for a step{pieces}"
+        return f"memory: {kept}{where}, {step}, {_gb(self.need.images)} of images {images}"
 
 
 def plan_memory(
@@ -66,7 +70,7 @@ def plan_memory(
     if device.type != "cuda":
         numbers = "float32" if recipe.vectors == "auto" else recipe.vectors
         return Plan(device, device, numbers, True, need)
-    return fitting(recipe, need, device, torch.cuda.mem_get_info(device)[0], free_host_memory() / neighbours)
+    return fitting(recipe, need, device, torch.cuda.mem_get_info(device)[0], free_host_memory() / neighbours, batch)
 
 
 def needed(recipe: Recipe, model: nn.Module, train: ImageSet, batch: int | None = None) -> Need:
@@ -83,28 +87,29 @@ def needed(recipe: Recipe, model: nn.Module, train: ImageSet, batch: int | None 
     return Need(starts, units * STEP_BYTES_PER_UNIT * ((batch or recipe.batch) + recipe.probes), images)
 
 
-def fitting(recipe: Recipe, need: Need, device: torch.device, free: float, host: float) -> Plan:
-    """The first plan that fits into `free` bytes of the device and `host` bytes beside it."""
-    free, host = USED * free, USED * host
+def fitting(recipe: Recipe, need: Need, device: torch.device, free: float, host: float, batch: int | None = None) -> Plan:
+    """The first plan that fits into `free` bytes of the device and `host` bytes beside it; whole batches before pieces."""
+    free, host, batch = USED * free, USED * host, batch or recipe.batch
     wanted: list[str] = ["bfloat16", "int8", "int4"] if recipe.vectors == "auto" else [recipe.vectors]
-    for numbers in wanted:
-        if need.starts[numbers] + need.step + need.images < free:
-            return Plan(device, device, numbers, True, need)
-    # The bus is what host memory costs, so fewer bits come first there.
-    for numbers in [name for name in ("int8", "int4", "bfloat16", "float32") if name in wanted]:
-        if need.starts[numbers] + need.images < host and need.step < free:
-            return Plan(device, torch.device("cpu"), numbers, need.step + need.images < free, need)
-    raise WrongRecipe(_nothing_fits(recipe, need, wanted, free, host))
+    for pieces in (n for n in range(1, batch + 1) if batch % n == 0):
+        step = need.step / pieces
+        for numbers in wanted:
+            if need.starts[numbers] + step + need.images < free:
+                return Plan(device, device, numbers, True, need, pieces)
+        # The bus is what host memory costs, so fewer bits come first there.
+        for numbers in [name for name in ("int8", "int4", "bfloat16", "float32") if name in wanted]:
+            if need.starts[numbers] + need.images < host and step < free:
+                return Plan(device, torch.device("cpu"), numbers, step + need.images < free, need, pieces)
+    raise WrongRecipe(_nothing_fits(recipe, need, wanted, free, host, batch))
 
 
-def _nothing_fits(recipe: Recipe, need: Need, wanted: list[str], free: float, host: float) -> str:
+def _nothing_fits(recipe: Recipe, need: Need, wanted: list[str], free: float, host: float, batch: int) -> str:
     least = min(need.starts[numbers] for numbers in wanted)
     room = f"{_gb(free)} of device memory and {_gb(host)} of host memory"
-    if need.step > free:
-        batch = max(1, int(recipe.batch * free / need.step))
-        return f"a step needs about {_gb(need.step)}, and there is {room}: batch = {recipe.batch} is too large; try {batch}"
+    if need.step / batch > free:
+        return f"one image needs about {_gb(need.step / batch)} in a step, and there is {room}: the network is too large"
     ways = ["starts = 'random' keeps none, with power_steps = 5 or more", "local_layers = 'dense' keeps few"]
-    if need.starts["int4"] + need.step + need.images < free or need.starts["int4"] + need.images < host:
+    if need.starts["int4"] + need.step / batch + need.images < free or need.starts["int4"] + need.images < host:
         ways.insert(0, "vectors = 'int4' fits")
     return f"the saved vectors need {_gb(least)}, and there is {room}: {'; '.join(ways)}"
 

@@ -102,6 +102,7 @@ class Run:
             starts_in=plan.dtype,
             together=self.together,
             share=self.share,
+            pieces=plan.pieces,
         )
         kept = 0 if self.engine.starts is None else sum(self.together.all_gathered(self.engine.starts.nbytes()))
         self.saves_starts = 0 < kept <= LARGEST_SAVED_STARTS
