@@ -35,10 +35,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import record
 
-from locallip.activations.clip import ReLUTheta
 from locallip.certify import Certifier
 from locallip.data import ImageSet, load_images
-from locallip.models import build_model, num_parameters
+from locallip.models import build_model, convolutional_network, num_parameters
 from locallip.processes import Processes, processes
 from locallip.proofs import Job, certify_images
 from locallip.training.batches import Epoch, Images
@@ -88,15 +87,8 @@ CASES = {
 
 
 def network(case: Case) -> nn.Sequential:
-    layers: list[nn.Module] = []
-    channels, side = 3, case.side
-    for number in range(case.depth + 2):
-        shrinks = number >= case.depth
-        layers.append(nn.Conv2d(channels, case.width, 4 if shrinks else 3, 2 if shrinks else 1, 1))
-        channels, side = case.width, side // 2 if shrinks else side
-        layers.append(ReLUTheta((channels, side, side)))
-    dense = [nn.Linear(channels * side * side, 256), ReLUTheta((256,)), nn.Linear(256, case.classes)]
-    return nn.Sequential(*layers, nn.Flatten(), *dense)
+    convolutions = [(case.width, 3, 1, 1)] * case.depth + [(case.width, 4, 2, 1)] * 2
+    return convolutional_network(convolutions, (256,), (3, case.side, case.side), case.classes)
 
 
 def recipe_of(batch: int, architecture: str = "small") -> Recipe:

@@ -30,7 +30,7 @@ from tests.contracts import test_activations, test_ops
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 RUNNABLE = ["README.md", *(f"docs/{name}.md" for name in ("index", "guide", "math", "training", "adding_a_layer"))]
-GENERATED = ["README.md", "docs/auditing.md", "docs/reproducing.md", "docs/tightness.md"]
+GENERATED = ["README.md", "docs/auditing.md", "docs/reproducing.md", "docs/scale.md", "docs/tightness.md"]
 
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 #: A part that is filled from results/.
@@ -121,6 +121,8 @@ SETTINGS = {
     ("certifying.md", "(within 2 %)"),
     ("certifying.md", "0.1, ... 2 times the run's eps"),
     ("certifying.md", "within about one per cent"),
+    ("scale.md", "at 300 GB/s inside"),
+    ("scale.md", "at 25 GB/s between"),
     ("soundness.md", "within 0.03 %"),
     ("tightness.md", "less than 1e-290 times the widths"),
     ("training.md", "at most one in ten seconds"),

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from locallip import tables
+from locallip import costs, tables
 from locallip.files import write_atomically
 from locallip.proofs import WrongRows
 from locallip.results import WrongResult
@@ -25,6 +25,10 @@ PARTS: dict[str, Callable[[Path], str]] = {
     "reproducing": tables.reproducing,
     "tightness": tables.tightness_tables,
     "certificates": lambda results: tables.certificates_table(results) or "No certificates have been issued yet.",
+    "speeds": costs.speeds,
+    "ranks": costs.ranks,
+    "exponents": costs.exponents,
+    "imagenet": costs.imagenet,
     "audits": lambda results: tables.audits_table(results) or "No network has been audited yet.",
 }
 

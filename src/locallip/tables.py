@@ -45,7 +45,7 @@ def table(results: Path) -> str:
         sections.append(("Certificates of whole test sets", certificates))
     others = [run for run in runs if run.name.removeprefix(FAST) not in _in_tables()]
     if others:
-        sections.append(("Other runs", _markdown(("Data", *_OURS), [[_shown(run), *_ours(run)] for run in others])))
+        sections.append(("Other runs", markdown(("Data", *_OURS), [[_shown(run), *_ours(run)] for run in others])))
     return "\n\n".join([NOTE, *(f"## {title}\n\n{body}" for title, body in sections)]) + "\n"
 
 
@@ -63,19 +63,19 @@ def readme_table(results: Path) -> str:
         lines[row.recipe] = _beside(left, [_briefly(run) for run in done])
     head = ("Data, eps", "Network", _IN_PAPER, _IN_OURS, "Certified", "Training", "Run")
     found = [line for beside in lines.values() for line in beside]
-    return _markdown(head, found) if found else "No row has been run yet."
+    return markdown(head, found) if found else "No row has been run yet."
 
 
 def certificates_table(results: Path) -> str | None:
     """Certified accuracy by guarantee, from what `locallip certify` wrote to the folder `certificates` of `results`."""
     lines = certificate_rows(read_certificates(results / "certificates"))
-    return _markdown(HEAD, lines) if lines else None
+    return markdown(HEAD, lines) if lines else None
 
 
 def audits_table(results: Path) -> str | None:
     """What was tried on certificates, from what `locallip audit` wrote to the folder `audits` of `results`."""
     lines = audit_rows(results / "audits")
-    return _markdown(AUDIT_HEAD, lines) if lines else None
+    return markdown(AUDIT_HEAD, lines) if lines else None
 
 
 def reproducing(results: Path) -> str:
@@ -101,7 +101,7 @@ def _commands(rows: Iterable[paper.Row], runs: Sequence[Result]) -> str:
     for row in rows:
         left = [f"{row.method}, {row.network}", " / ".join(_printed(value) for value in (row.clean, row.pgd, row.certified))]
         lines += _beside(left, [_commanded(run) for run in _runs_of(row.recipe, runs)])
-    return _markdown(("Row", _IN_PAPER, "Command", _IN_OURS, "Certified", "Training time, hardware"), lines)
+    return markdown(("Row", _IN_PAPER, "Command", _IN_OURS, "Certified", "Training time, hardware"), lines)
 
 
 def _commanded(run: Result | str) -> list[str]:
@@ -129,7 +129,7 @@ def tightness_tables(results: Path) -> str:
                     f"**{network['network']}**, eps {network['eps']}, {settings['images']} images "
                     f"({network['clean']:.1f} % right), local norms of {norms}, {about['hardware']}"
                 )
-                parts += [title, _markdown(_TIGHTNESS, [_tightness_cells(row) for row in network["rows"]])]
+                parts += [title, markdown(_TIGHTNESS, [_tightness_cells(row) for row in network["rows"]])]
         except (ValueError, TypeError, KeyError) as error:
             raise WrongResult(f"{path} is not a result of benchmarks/tightness.py: {error!r}") from None
     return "\n\n".join(parts) or "Nothing has been measured yet."
@@ -158,7 +158,7 @@ def later_table(results: Path) -> str:
             figures = [figure(best.summary[key]) for key in ("correct", "certified")]
             proof = f"ours, {best.settings.guarantee.replace('_', ' ')}"
             lines.append(["", f"`{best.settings.model}`", *figures, proof])
-    return _markdown(("Data, eps", "Network", "Clean", "Certified", "Source"), lines)
+    return markdown(("Data, eps", "Network", "Clean", "Certified", "Source"), lines)
 
 
 def _is_whole(settings: Settings, data: str, eps: str) -> bool:
@@ -186,7 +186,7 @@ def _accuracies(rows: Iterable[paper.Row], runs: Sequence[Result]) -> str:
     for row in rows:
         left = [row.method, row.network, *(_printed(value) for value in (row.clean, row.pgd, row.certified))]
         lines += _beside(left, [_ours(run) for run in _runs_of(row.recipe, runs)])
-    return _markdown(("Method", "Network", *_PAPER, *_OURS), lines)
+    return markdown(("Method", "Network", *_PAPER, *_OURS), lines)
 
 
 def _times(runs: Sequence[Result]) -> str:
@@ -195,7 +195,7 @@ def _times(runs: Sequence[Result]) -> str:
         left = [paper.DATA[time.data][0], time.network, time.method, _printed(time.seconds)]
         lines += _beside(left, [_our_time(run) for run in _runs_of(time.recipe, runs)])
     paper_time = "Paper: s an epoch (one V100; four for Tiny-ImageNet)"
-    return _markdown(("Data", "Network", "Method", paper_time, "Run", "Ours: s an epoch", "Peak memory", "Hardware"), lines)
+    return markdown(("Data", "Network", "Method", paper_time, "Run", "Ours: s an epoch", "Peak memory", "Hardware"), lines)
 
 
 def _adversarial(runs: Sequence[Result]) -> str:
@@ -210,7 +210,7 @@ def _adversarial(runs: Sequence[Result]) -> str:
         lines += _beside(left, ours)
     lipschitz = ("Paper: global bound", "Paper: local bound")
     ours_head = ("Run", "Global bound", "Local bound", *_OURS[1:5])
-    return _markdown(("Method", *lipschitz, *_PAPER, *ours_head), lines)
+    return markdown(("Method", *lipschitz, *_PAPER, *ours_head), lines)
 
 
 def _lipschitz(runs: Sequence[Result]) -> str:
@@ -218,7 +218,7 @@ def _lipschitz(runs: Sequence[Result]) -> str:
     for row in paper.ADVERSARIAL:
         left = [row.method, *(f"{value:.3g}" for value in paper.LIPSCHITZ[row.method])]
         lines += _beside(left, [[_ours(run)[0], *_our_bounds(run)] for run in _runs_of(row.recipe, runs)])
-    return _markdown(("Method", "Paper: global bound", "Paper: local bound", "Run", "Global bound", "Local bound"), lines)
+    return markdown(("Method", "Paper: global bound", "Paper: local bound", "Run", "Global bound", "Local bound"), lines)
 
 
 def _beside(left: list[str], rights: list[list[str]]) -> list[list[str]]:
@@ -335,7 +335,7 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
-def _markdown(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+def markdown(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     rows = [head, ["---"] * len(head), *lines]
     return "\n".join("| " + " | ".join(_in_markdown(cell) for cell in row) + " |" for row in rows)
 

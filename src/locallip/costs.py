@@ -1,0 +1,141 @@
+"""What training costs as networks and data grow: measured, and continued to sizes that have not been run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from locallip.models import build_model, num_parameters
+from locallip.tables import duration, markdown
+
+NOTHING = "Nothing has been measured yet."
+
+#: Bytes a second between the GPUs of one machine and between machines, as assumed: NVLink, and a card of 200 Gbit/s.
+NEAR, FAR = 300e9, 25e9
+#: GPUs of one machine, images of a step on each GPU, and the length of our schedule for Tiny-ImageNet.
+GPUS_PER_MACHINE, IMAGES_PER_GPU, EPOCHS = 8, 128, 80
+
+
+@dataclass(frozen=True)
+class Data:
+    """A data set by its size."""
+
+    name: str
+    images: int
+    side: int
+    classes: int
+
+
+TINY_IMAGENET = Data("Tiny-ImageNet, 64 x 64", 100_000, 64, 200)
+IMAGENET = (Data("ImageNet, 64 x 64", 1_281_167, 64, 1000), Data("ImageNet, 224 x 224", 1_281_167, 224, 1000))
+
+
+@dataclass(frozen=True)
+class Size:
+    """Numbers that power iteration works on per image, and parameters."""
+
+    numbers: int
+    parameters: int
+
+
+def size_of(architecture: str, data: Data) -> Size:
+    """Counted without making the network."""
+    with torch.device("meta"):
+        model = build_model(architecture, (3, data.side, data.side), data.classes)
+        x, numbers = torch.empty(1, 3, data.side, data.side), 0
+    for layer in model:
+        if isinstance(layer, (nn.Conv2d, nn.Linear)):
+            numbers += x.numel()
+        x = layer(x)
+    return Size(numbers, num_parameters(model))
+
+
+def speeds(results: Path) -> str:
+    """Epochs of 8C2F at the size of Tiny-ImageNet, with the vectors on the GPU and in host memory."""
+    rows = []
+    for name in ("train_speed-tiny-cuda", "train_speed-tiny-host"):
+        measured = _read(results, name)
+        for row in measured.get("rows", []):
+            where = "host memory" if "host" in row["net"] else "on the GPU"
+            network = "8C2F + MaxMin, 3 power steps" if "maxmin" in row["net"] else "8C2F, 1 power step"
+            kept = f"{row['starts_gb']:.1f} GB in 8 bits, {where}"
+            seconds, peak = f"{row['seconds_per_epoch']:.1f} s", f"{row['peak_memory_gb']:.1f} GB"
+            rows.append([network, kept, seconds, peak, measured["about"]["hardware"]])
+    head = ("Network, batch 128", "Saved vectors", "An epoch of 100,000 images", "Peak memory of the GPU", "Hardware")
+    return markdown(head, rows) if rows else NOTHING
+
+
+def ranks(results: Path) -> str:
+    """Throughput against the number of processes."""
+    measured = _read(results, "scaling-ranks-cpu")
+    if not measured:
+        return NOTHING
+    head = ("Processes", "Images trained a second", "Times one process", "Images certified a second", "Times one process")
+    names = ("images_trained_per_second", "trained_speedup", "images_certified_per_second", "certified_speedup")
+    rows = [[f"{row['processes']}", *[f"{row[name]:.3g}" for name in names]] for row in measured["rows"]]
+    threads = f"{measured['threads_per_process']} threads each, {measured['cores']} cores"
+    about = f"4C3F in batches of {measured['batch']}; certificates of `mnist-4c3f-local-g`. {measured['about']['hardware']}"
+    return f"{markdown(head, rows)}\n\n{about.partition(',')[0]}; {threads}."
+
+
+def exponents(results: Path) -> str:
+    """How time and memory grow with each axis, on every machine that was measured."""
+    parts = []
+    for kind in ("cuda", "cpu"):
+        measured = _read(results, f"scaling-{kind}")
+        if not measured:
+            continue
+        names = ("step_seconds", "step_bytes", "certificate_seconds", "certificate_bytes")
+        rows = [
+            [axis, *[f"{found[name]:.2f}" if name in found else "-" for name in names]] for axis, found in _fitted(measured)
+        ]
+        head = ("Axis", "Time of a step", "Memory of a step", "Time of a certificate", "Memory of a certificate")
+        middle = ", ".join(f"{name} {value}" for name, value in measured["middle"].items())
+        parts.append(f"{measured['about']['hardware']}, around {middle}:\n\n{markdown(head, rows)}")
+    return "\n\n".join(parts) or NOTHING
+
+
+def imagenet(results: Path) -> str:
+    """8C2F on ImageNet with 1, 8 and 64 GPUs, continued from the epoch measured on Tiny-ImageNet's size."""
+    measured = _read(results, "train_speed-tiny-cuda")
+    if not measured:
+        return NOTHING
+    epoch = next(row["seconds_per_epoch"] for row in measured["rows"] if "maxmin" not in row["net"])
+    here, rows = size_of("8c2f", TINY_IMAGENET), []
+    for data in IMAGENET:
+        there = size_of("8c2f", data)
+        alone = epoch * data.images / TINY_IMAGENET.images * there.numbers / here.numbers
+        for gpus in (1, 8, 64):
+            steps = data.images / (IMAGES_PER_GPU * gpus)
+            wire = 0.0 if gpus == 1 else 2 * 4 * there.parameters / (NEAR if gpus <= GPUS_PER_MACHINE else FAR)
+            seconds = alone / gpus + steps * wire
+            kept = data.images * there.numbers / gpus
+            cells = [f"{alone / gpus:.0f} s", f"{steps * wire:.0f} s", duration(EPOCHS * seconds)]
+            rows.append([data.name, str(gpus), *cells, _size(kept), _size(kept / 2)])
+    head = ("Data", "GPUs", "Epoch: arithmetic", "and sums", f"{EPOCHS} epochs", "Vectors per GPU in 8 bits", "in 4 bits")
+    small, large = (size_of("8c2f", data) for data in IMAGENET)
+    about = (
+        f"8C2F has {small.numbers / 1e6:.2f} million numbers an image and {small.parameters / 1e6:.1f} million parameters "
+        f"at 64 x 64, {large.numbers / 1e6:.1f} and {large.parameters / 1e6:.1f} million at 224 x 224, with 1,000 classes."
+    )
+    return f"{markdown(head, rows)}\n\n{about}"
+
+
+def _fitted(measured: Mapping[str, Any]) -> list[tuple[str, Mapping[str, float]]]:
+    return list(measured["exponents"].items())
+
+
+def _size(count: float) -> str:
+    return f"{count / 1e12:.1f} TB" if count >= 1e12 else f"{count / 1e9:.0f} GB"
+
+
+def _read(results: Path, name: str) -> dict[str, Any]:
+    """A file that a benchmark wrote; empty where it has not been run."""
+    path = results / f"{name}.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
