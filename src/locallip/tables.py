@@ -100,7 +100,7 @@ def _commands(rows: Iterable[paper.Row], runs: Sequence[Result]) -> str:
     lines: list[list[str]] = []
     for row in rows:
         left = [f"{row.method}, {row.network}", " / ".join(_printed(value) for value in (row.clean, row.pgd, row.certified))]
-        lines += _beside(left, [_commanded(run) for run in _runs_of(row.recipe, runs)])
+        lines += _beside(left, [_commanded(run) for run in _runs_of(row.recipe, runs, row.fast)])
     return markdown(("Row", _IN_PAPER, "Command", _IN_OURS, "Certified", "Training time, hardware"), lines)
 
 
@@ -185,7 +185,7 @@ def _accuracies(rows: Iterable[paper.Row], runs: Sequence[Result]) -> str:
     lines: list[list[str]] = []
     for row in rows:
         left = [row.method, row.network, *(_printed(value) for value in (row.clean, row.pgd, row.certified))]
-        lines += _beside(left, [_ours(run) for run in _runs_of(row.recipe, runs)])
+        lines += _beside(left, [_ours(run) for run in _runs_of(row.recipe, runs, row.fast)])
     return markdown(("Method", "Network", *_PAPER, *_OURS), lines)
 
 
@@ -226,12 +226,12 @@ def _beside(left: list[str], rights: list[list[str]]) -> list[list[str]]:
     return [[*(left if i == 0 else [""] * len(left)), *right] for i, right in enumerate(rights)]
 
 
-def _runs_of(recipe: str | None, runs: Sequence[Result]) -> list[Result | str]:
+def _runs_of(recipe: str | None, runs: Sequence[Result], fast: str | None = None) -> list[Result | str]:
     """The runs of a recipe by seed, then those of its fast form; the bare name stands for a recipe without any."""
     if recipe is None:
         return [EMPTY]
     found: list[Result | str] = []
-    for name in (recipe, FAST + recipe):
+    for name in (recipe, fast or FAST + recipe):
         ours = sorted((run for run in runs if run.name == name), key=lambda run: (run.seed, run.path.name))
         found += ours or ([name] if name == recipe or name in recipes.names() else [])
     return found
@@ -240,7 +240,8 @@ def _runs_of(recipe: str | None, runs: Sequence[Result]) -> list[Result | str]:
 def _in_tables() -> set[str]:
     rows: list[paper.Row | paper.Time] = [*paper.ROBUST, *paper.INITIALISATION, *paper.SPARSITY]
     rows += [*paper.ADVERSARIAL, *paper.TIMES]
-    return {row.recipe for row in rows if row.recipe is not None}
+    fast = {row.fast.removeprefix(FAST) for row in paper.SPARSITY if row.fast is not None}
+    return fast | {row.recipe for row in rows if row.recipe is not None}
 
 
 def _ours(run: Result | str) -> list[str]:
