@@ -551,7 +551,7 @@ def trained(tmp_path_factory):
             plain(self, recipe, train, *rest)
 
         patch.setattr(running.Run, "__init__", noted)
-        r = recipe(epochs=10.0, validation=12, seed=4, learning_rate=3e-3)
+        r = recipe(epochs=20.0, validation=12, seed=4, learning_rate=3e-3)
         seen["result"] = run(folder / "run", r, evaluate=True, results=folder / "results")
     return folder, r, seen
 
@@ -564,7 +564,7 @@ def test_the_result_has_the_agreed_fields(trained):
     for section, fields in SECTIONS.items():
         assert fields <= result[section].keys(), section
     assert result["recipe"] == dataclasses.asdict(r)
-    assert result["training"]["steps"] == 10 * math.ceil((TRAIN - 12) / 16)
+    assert result["training"]["steps"] == r.epochs * math.ceil((TRAIN - 12) / 16)
     assert result["training"]["validation"].keys() == result["evaluation"].keys()
     assert result["training"]["validation"]["split"] == "validation"
     assert (result["training"]["validation"]["images"], result["evaluation"]["images"]) == (12, TEST)

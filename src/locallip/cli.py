@@ -26,6 +26,7 @@ from locallip.breaking import BrokenCertificate
 from locallip.completion import Completed, script
 from locallip.data import DamagedData, MissingData
 from locallip.options import WrongOption, check, device_of, options_of, radius_of
+from locallip.processes import LostProcess, TooManyProcesses, processes
 from locallip.proofs import WrongRows
 from locallip.provenance import hardware
 from locallip.proving import Disagreement, certify, verify
@@ -219,20 +220,23 @@ def train(args: Sequence[str]) -> None:
     check(asked.stop_after is None or asked.stop_after > 0, f"--stop-after must be above 0, got {asked.stop_after}")
     check(asked.evaluate or asked.results is None, "--results wants figures: leave out --no-evaluate or --results")
     recipe = replace(asked.recipe, epochs=float(asked.recipe.epochs))
-    options = Options(
-        out=asked.out or Path("runs") / recipe.name,
-        data_root=asked.data_root,
-        download=asked.download,
-        resume=asked.resume,
-        device=device_of(asked.device),
-        compiled=asked.compiled,
-        evaluate=asked.evaluate,
-        limit=asked.limit,
-        results=asked.results,
-        stop_after=asked.stop_after,
-    )
-    result = fit(recipe, options)
-    print(dumps(result, indent=1) if asked.json else _ended(result, options.out))
+    with processes() as together:
+        options = Options(
+            out=asked.out or Path("runs") / recipe.name,
+            data_root=asked.data_root,
+            download=asked.download,
+            resume=asked.resume,
+            device=device_of(asked.device),
+            compiled=asked.compiled,
+            evaluate=asked.evaluate,
+            limit=asked.limit,
+            results=asked.results,
+            stop_after=asked.stop_after,
+            together=together,
+        )
+        result = fit(recipe, options)
+    if together.first:
+        print(dumps(result, indent=1) if asked.json else _ended(result, options.out))
 
 
 def _ended(result: dict[str, Any], out: Path) -> str:
@@ -283,9 +287,10 @@ WRONG = (
     MissingData,
     DamagedData,
     RunFolderError,
+    TooManyProcesses,
     OSError,
 )
-FAILED = (MissingAttack, Diverged)
+FAILED = (MissingAttack, Diverged, LostProcess)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -15,6 +15,7 @@ from locallip.data import READERS, DataName
 from locallip.network import UnsupportedLayer
 from locallip.norms import Guarantee, LayerTooLarge
 from locallip.options import check, device_of
+from locallip.processes import processes
 from locallip.proofs import Job, WrongRows, certify_images, verify_rows
 from locallip.proofs.rows import FORMATS
 from locallip.proofs.settings import about_file
@@ -46,6 +47,7 @@ def certify(
     attack_steps: int = 20,
     power_steps: int = 100,
     batch: int | None = None,
+    chunk: int | None = None,
     seed: int | None = None,
     device: str | None = None,
     json: bool = False,
@@ -80,12 +82,15 @@ def certify(
         attack_steps: Steps of an attack before the proof, which images that it breaks are spared; 0 for no attack.
         power_steps: Under estimate, products with a layer and its transpose per norm.
         batch: Images looked at together (default: 32 on a CPU, 500 on a GPU).
+        chunk: Images worked on and written together, which share their random draws (default: 4 batches, or 10 of 200 images
+            and more; fewer where several processes share the work).
         seed: Start of every random draw (default: drawn and noted, which is safer).
         device: Such as cpu or cuda:1 (default: the first GPU, or else the CPU).
         json: Print the summary as JSON.
     """
     check(limit is None or limit > 0, f"--limit must be at least 1, got {limit}")
     check(batch is None or 0 < batch <= 10**6, f"--batch must lie between 1 and 1000000, got {batch}")
+    check(chunk is None or 0 < chunk <= 10**6, f"--chunk must lie between 1 and 1000000, got {chunk}")
     check(attack_steps >= 0, f"--attack-steps must be at least 0, got {attack_steps}")
     check(power_steps >= 1, f"--power-steps must be at least 1, got {power_steps}")
     check(seed is None or 0 <= seed < 2**62, f"--seed must be between 0 and {2**62 - 1}, got {seed}")
@@ -98,29 +103,35 @@ def certify(
         check(out.parent.is_dir(), f"--out {out}: there is no folder {out.parent}")
         check(not out.is_dir(), f"--out {out} is a folder: name a file in it")
     check(out is not None or not resume, "--resume goes on with the rows of an earlier run: name them with --out")
-    network, images, asked = brought(model, data, eps, split, data_root, download)
-    place = device_of(device) or torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    job = Job(
-        model_name=name_of(model),
-        eps=asked,
-        guarantee=Guarantee.parse(guarantee),
-        failure_prob=failure_prob,
-        attack_steps=attack_steps,
-        power_steps=power_steps,
-        limit=limit,
-        batch_size=batch or (500 if place.type == "cuda" else 32),
-        seed=seed,
-        device=place,
-        out=out,
-        resume=resume,
-        radii=radius,
-        method=method,
-        deployed_dtype=deployed_dtype,
-    )
-    try:
-        _, settings, summary = certify_images(job, network, images, _to_stderr)
-    except (UnsupportedLayer, LayerTooLarge) as error:
-        raise WrongModel(f"{model}: {error}") from None
+    with processes() as together:
+        with together.one_per_machine_first():
+            network, images, asked = brought(model, data, eps, split, data_root, download)
+        place = together.device(device_of(device))
+        job = Job(
+            model_name=name_of(model),
+            eps=asked,
+            guarantee=Guarantee.parse(guarantee),
+            failure_prob=failure_prob,
+            attack_steps=attack_steps,
+            power_steps=power_steps,
+            limit=limit,
+            batch_size=batch or (500 if place.type == "cuda" else 32),
+            seed=seed,
+            device=place,
+            out=out,
+            resume=resume,
+            radii=radius,
+            method=method,
+            deployed_dtype=deployed_dtype,
+            chunk=chunk,
+            together=together,
+        )
+        try:
+            _, settings, summary = certify_images(job, network, images, _to_stderr if together.first else _to_nobody)
+        except (UnsupportedLayer, LayerTooLarge) as error:
+            raise WrongModel(f"{model}: {error}") from None
+    if not together.first:
+        return
     if json:
         print(dumps({"settings": asdict(settings), "summary": summary}, indent=1))
     else:
@@ -195,3 +206,7 @@ def verify(
 
 def _to_stderr(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
+
+
+def _to_nobody(line: str) -> None:
+    pass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -19,11 +20,23 @@ JITTER = 1e-3
 SOME = 256
 
 
+@dataclass(frozen=True)
+class Drawn:
+    """How first vectors are drawn: for so many samples `together`, of which `kept` are kept, from the number `first` on.
+
+    Processes that keep the vectors of different samples so begin with those that one process would begin with.
+    """
+
+    together: int
+    first: int
+    kept: int
+
+
 class WarmStarts:
     """Vectors of length 1 for `num_samples` samples, in a small dtype or in codes of one, made when a layer first asks.
 
-    Each is kept as one row (see `Rows`). On the CPU beside a GPU the rows lie in pinned memory, and `take` and `put_back`
-    move one batch at a time.
+    Each is kept as one row (see `Rows`). For a GPU that has no room, `pinned_for` that device keeps them in pinned host
+    memory, all rows of a sample side by side in `whole`, from where they can be moved in one piece.
     """
 
     def __init__(
@@ -33,18 +46,27 @@ class WarmStarts:
         device: torch.device | str = "cpu",
         *,
         channels_last: bool = False,
-        pinned: bool = False,
+        pinned_for: torch.device | None = None,
         seed: int = 0,
+        drawn: Drawn | None = None,
     ):
-        self.seed = seed
+        self.seed, self._drawn = seed, drawn or Drawn(num_samples, 0, num_samples)
         self.num_samples, self.device = num_samples, torch.device(device)
-        self.layout, self.pinned = Rows(dtype, channels_last), pinned
+        self.layout, self._pinned_for = Rows(dtype, channels_last), pinned_for
+        self.whole: Tensor | None = None
+        self.columns: dict[Place, slice] = {}
         self.rows: dict[Place, Tensor] = {}
         self.shapes: dict[Place, torch.Size] = {}
         self._jitter: dict[Place, Tensor] = {}
 
     def prepare(self, shapes: Mapping[Place, torch.Size]) -> None:
         """Make the vectors of all layers now, at random; `shapes` are those of one sample."""
+        if self._pinned_for is not None:
+            end = 0
+            for place, shape in shapes.items():
+                width = self.layout.width(shape.numel())
+                self.columns[place], end = slice(end, end + width), end + width
+            self.whole = torch.empty(self.num_samples, end, dtype=self.layout.dtype, pin_memory=True)
         for place, shape in shapes.items():
             self._make(place, shape)
 
@@ -52,9 +74,19 @@ class WarmStarts:
         if place in self.rows:
             return
         layout, width = self.layout, self.layout.width(shape.numel())
-        rows = torch.empty(self.num_samples, width, dtype=layout.dtype, device=self.device, pin_memory=self.pinned)
-        generator = torch.Generator(self.device).manual_seed(self.seed + 7919 * place[0] + place[1])
-        layout.random(rows, shape.numel(), generator)
+        if self.whole is None:
+            rows = torch.empty(self.num_samples, width, dtype=layout.dtype, device=self.device)
+        else:
+            rows = self.whole[:, self.columns[place]]
+        where = self._pinned_for or self.device  # a GPU draws much faster than its host
+        generator = torch.Generator(where).manual_seed(self.seed + 7919 * place[0] + place[1])
+        for some in rows.split(max(1, self._drawn.kept)):
+            if len(some) == self._drawn.together and where == self.device:
+                layout.random(some, shape.numel(), generator)
+                continue
+            block = torch.empty(self._drawn.together, width, dtype=layout.dtype, device=where)
+            layout.random(block, shape.numel(), generator)
+            some.copy_(block[self._drawn.first : self._drawn.first + len(some)])
         self.rows[place], self.shapes[place] = rows, shape
 
     def get(self, key: NormKey, shape: torch.Size, index: Tensor) -> Tensor:
@@ -67,17 +99,11 @@ class WarmStarts:
 
     def take(self, place: Place, index: Tensor, into: Tensor) -> Tensor:
         """The rows of the samples `index` (B,), copied to `into` (B, width)."""
-        rows = self.rows[place]
-        if rows.device == into.device:
-            torch.index_select(rows, 0, index, out=into)
-        else:
-            into.copy_(rows.index_select(0, index.to(rows.device)), non_blocking=True)
-        return into
+        return torch.index_select(self.rows[place], 0, index, out=into)
 
     def put_back(self, place: Place, index: Tensor, new: Tensor) -> None:
         """Keep rows (B, width) as those of the samples `index` (B,)."""
-        rows = self.rows[place]
-        rows.index_copy_(0, index.to(rows.device), new.to(rows.device))
+        self.rows[place].index_copy_(0, index, new)
 
     def load(self, place: Place, saved: Tensor) -> None:
         """Take over the rows (N, width) of all samples, which may have been kept as another dtype, in the same order."""

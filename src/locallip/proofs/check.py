@@ -40,10 +40,13 @@ def out_of_order(rows: Sequence[Numbered], images: ImageSet) -> list[str]:
 
 def contradictions(rows: Sequence[Row], settings: Settings, images: ImageSet) -> list[str]:
     """What is wrong with rows that should be the first ones of a run, one sentence each."""
+    return out_of_order(rows, images) or faults(rows, settings, images)
+
+
+def faults(rows: Sequence[Row], settings: Settings, images: ImageSet) -> list[str]:
+    """What is wrong with some rows of a run, each by itself."""
     labels = images.labels.tolist()
-    return out_of_order(rows, images) or [
-        f"row {row.index}: {fault}" for row in rows for fault in _faults(row, settings, labels[row.index])
-    ]
+    return [f"row {row.index}: {fault}" for row in rows for fault in _faults(row, settings, labels[row.index])]
 
 
 def _faults(row: Row, settings: Settings, label: int) -> Iterator[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -107,17 +107,20 @@ def grow(
     work: Callable[[slice], list[R]],
     told: Callable[[list[R]], str],
     say: Say,
+    known: Mapping[int, list[R]] | None = None,
 ) -> None:
-    """Add the rows of the chunks that are missing, and say after each how far that is."""
-    start, before, count = time.perf_counter(), len(rows), max((chunk.stop for chunk in chunks), default=0)
+    """Add the rows of the chunks that are missing, and say after each how far that is; `known` ones are not worked on."""
+    start, worked, count = time.perf_counter(), 0, max((chunk.stop for chunk in chunks), default=0)
     for chunk in chunks:
         if chunk.start < len(rows):
             continue
-        new = work(chunk)
+        found = None if known is None else known.get(chunk.start)
+        new = work(chunk) if found is None else found
         rows += new
         if out is not None:
             append_rows(out, new)
-        left = (time.perf_counter() - start) / (len(rows) - before) * (count - len(rows))
+        worked += 0 if found else len(new)
+        left = (time.perf_counter() - start) / max(worked, 1) * (count - len(rows))
         say(f"{len(rows)} of {count} images, {told(rows)}, {left:.0f} s left")
 
 

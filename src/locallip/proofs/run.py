@@ -19,10 +19,12 @@ from locallip.certify.inputs import as_eps
 from locallip.certify.prover import Method
 from locallip.data import ImageSet
 from locallip.norms import Guarantee
-from locallip.proofs.check import contradictions
+from locallip.processes import ALONE, Processes
+from locallip.proofs.check import contradictions, faults
 from locallip.proofs.journal import begin, chunks_of, continued, grow, seed_of, writing
-from locallip.proofs.rows import Row, read_rows
+from locallip.proofs.rows import Row, read_rows, replace_rows
 from locallip.proofs.settings import Settings, read_about, structure_of, write_about
+from locallip.proofs.shared import forget, grow_together, recovered
 from locallip.proofs.summary import summarize
 from locallip.provenance import environment, hardware, others_gb
 
@@ -30,6 +32,9 @@ from locallip.provenance import environment, hardware, others_gb
 #: GPUs, which need many images to have work for all stages; small ones for CPUs, where a chunk would take minutes. Radii
 #: cost more than verdicts, so their chunks stay small: what is on disk is not lost.
 BATCHES_PER_CHUNK, LARGE_BATCH, BATCHES_PER_LARGE_CHUNK = 4, 200, 10
+
+#: Several processes have at least so many chunks each, where there are images enough: the last ones end at different times.
+CHUNKS_PER_PROCESS = 4
 
 #: Seconds after which there is a word on how far it is.
 PATIENCE = 5.0
@@ -59,6 +64,8 @@ class Job:
     radii: bool = False
     method: Method = "auto"
     deployed_dtype: str | None = None
+    chunk: int | None = None  # images that are worked on and written together
+    together: Processes = ALONE  # this process among those that share the work
 
     @property
     def share(self) -> float:
@@ -74,35 +81,73 @@ class Job:
 def certify_images(
     job: Job, model: nn.Module, images: ImageSet, say: Callable[[str], None] = lambda line: None
 ) -> tuple[list[Row], Settings, dict[str, Any]]:
-    """Rows, settings and summary for the first images of a set; with `job.out` also on disk, chunk by chunk."""
-    with writing(job.out, say):
+    """Rows, settings and summary for the first images of a set; with `job.out` also on disk, chunk by chunk.
+
+    Where several processes share the work, the first one returns and writes what they have come to, the others nothing.
+    """
+    with writing(job.out if job.together.first else None, say):
         return _certify_images(job, model, images, say)
 
 
 def _certify_images(
     job: Job, model: nn.Module, images: ImageSet, say: Callable[[str], None]
 ) -> tuple[list[Row], Settings, dict[str, Any]]:
-    start = time.perf_counter()
+    start, together = time.perf_counter(), job.together
     images = _first(images, job.limit)
     model = model.to(job.device)
-    known = continued(job.out, job.resume, lambda path: read_about(path)[0])
-    seed = seed_of(job.seed, known)
+    known = _continued(job)
+    seed, chunk = together.from_first((seed_of(job.seed, known), _chunk_size(job, known, len(images))))
     certifier = _certifier(job, model, images, seed)
     finder = _finder(job, certifier, images, seed) if job.radii else None
-    settings = _settings(job, images, certifier, seed)
-    chunks = chunks_of(len(images), _chunk_size(job))
-    read = partial(read_rows, whole=False)
-    rows = begin(job.out, settings, known, chunks, read, lambda found: contradictions(found, settings, images))
-    before = len(rows)
+    settings = _settings(job, images, certifier, seed, chunk)
+    chunks = chunks_of(len(images), chunk)
+    rows, done = _found(job, settings, known, chunks, images)
+    before = len(rows) + sum(map(len, done.values()))
     say(f"bound over all inputs: {certifier.global_lipschitz:.4g}; {len(images) - before} images to go")
     certifier.watch = _now_and_then(say)
-    grow(job.out, rows, chunks, lambda chunk: _certify_chunk(job, certifier, finder, images, chunk, seed), job.told, say)
+
+    def work(chunk: slice) -> list[Row]:
+        return _certify_chunk(job, certifier, finder, images, chunk, seed)
+
+    if together.size == 1:
+        grow(job.out, rows, chunks, work, job.told, say, done)
+    else:
+        rows = grow_together(together, job.out, rows, chunks, work, say, done)
+    if not together.first:
+        return [], settings, {}
     summary = summarize(rows)
     if job.out is not None:
+        if together.size > 1:
+            replace_rows(job.out, rows)
         seconds = round(time.perf_counter() - start, 3)
-        others = round(others_gb(job.device), 2)
-        write_about(job.out, settings, summary, {"images": len(rows) - before, "seconds": seconds, "others_gb": others})
+        run = {"images": len(rows) - before, "seconds": seconds, "others_gb": round(others_gb(job.device), 2)}
+        write_about(job.out, settings, summary, {**run, "processes": together.size})
+        forget(job.out)
     return rows, settings, summary
+
+
+def _continued(job: Job) -> Settings | None:
+    """The settings of the run that is to go on, in the first process: one that torchrun starts again goes on by itself."""
+    if not job.together.first:
+        return None
+    return continued(job.out, job.resume or job.together.restarts > 0, lambda path: read_about(path)[0])
+
+
+def _found(
+    job: Job, settings: Settings, known: Settings | None, chunks: list[slice], images: ImageSet
+) -> tuple[list[Row], dict[int, list[Row]]]:
+    """The rows of the first images, and whole chunks beyond them, that an earlier start of this run has left."""
+    rows: list[Row] = []
+    beyond: dict[int, list[Row]] = {}
+    if job.together.first:
+        read = partial(read_rows, whole=False)
+        rows = begin(job.out, settings, known, chunks, read, lambda found: contradictions(found, settings, images))
+        if known is None:
+            forget(job.out)  # of a run whose rows somebody has removed
+        beyond = recovered(job.out, chunks, read, lambda found: faults(found, settings, images))
+        beyond = {first: found for first, found in beyond.items() if first >= len(rows)}
+    job.together.wait()  # nobody writes before that
+    return rows, beyond
 
 
 def _now_and_then(say: Callable[[str], None]) -> Callable[[int], None]:
@@ -156,7 +201,7 @@ def _finder(job: Job, certifier: Certifier, images: ImageSet, seed: int) -> Radi
     )
 
 
-def _settings(job: Job, images: ImageSet, certifier: Certifier, seed: int) -> Settings:
+def _settings(job: Job, images: ImageSet, certifier: Certifier, seed: int, chunk: int) -> Settings:
     return Settings(
         model=job.model_name,
         fingerprint=certifier.fingerprint,
@@ -177,6 +222,7 @@ def _settings(job: Job, images: ImageSet, certifier: Certifier, seed: int) -> Se
         method=job.method,
         deployed_dtype=job.deployed_dtype,
         structure=structure_of(certifier.model),
+        chunk=chunk,
     )
 
 
@@ -187,10 +233,18 @@ def data_checksum(images: ImageSet) -> str:
     return digest.hexdigest()
 
 
-def _chunk_size(job: Job) -> int:
-    if job.batch_size >= LARGE_BATCH and not job.radii:
-        return job.batch_size * BATCHES_PER_LARGE_CHUNK
-    return job.batch_size * BATCHES_PER_CHUNK
+def _chunk_size(job: Job, known: Settings | None, count: int) -> int:
+    """That asked for, else that of the run that goes on; several processes need enough chunks to share.
+
+    The random numbers of a row follow from its chunk, so that rows are the same for any number of processes if chunks are.
+    """
+    if job.chunk or (known is not None and known.chunk):
+        return job.chunk or (0 if known is None else known.chunk)
+    large = job.batch_size >= LARGE_BATCH and not job.radii
+    usual = job.batch_size * (BATCHES_PER_LARGE_CHUNK if large else BATCHES_PER_CHUNK)
+    if job.together.size == 1:
+        return usual
+    return min(usual, max(job.batch_size, count // (CHUNKS_PER_PROCESS * job.together.size)))
 
 
 def _certify_chunk(

@@ -28,7 +28,7 @@ class Settings:
     `images` is how many of the split's first images are meant, `data_sha256` the checksum of their pixels and labels,
     `failure_prob` that of one image, 0 for guarantees that know none. `radii` says whether rows have certified radii,
     `method` and `deployed_dtype` are as in `certify`. `fingerprint` is of the weights, `structure` of what is done with
-    them; empty where rows are from before it was noted.
+    them; empty where rows are from before it was noted. `chunk` images were worked on together, 0 in older files.
     `hardware` and `environment` may differ where a run goes on, but not the version of locallip.
     """
 
@@ -51,6 +51,7 @@ class Settings:
     method: str = "local"
     deployed_dtype: str | None = None
     structure: str = ""
+    chunk: int = 0
 
     @property
     def radius(self) -> float:
@@ -68,9 +69,13 @@ class AnySettings(Protocol):
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
 
+#: Settings that say where and how a run was carried out, and may differ where it goes on.
+PLACES = ("hardware", "environment", "structure", "chunk")
+
+
 def differences(now: AnySettings, before: AnySettings) -> list[str]:
     """Where the settings of another run are not these, apart from where it ran."""
-    names = [field.name for field in dataclasses.fields(now) if field.name not in ("hardware", "environment", "structure")]
+    names = [field.name for field in dataclasses.fields(now) if field.name not in PLACES]
     pairs = {name: (getattr(before, name), getattr(now, name)) for name in names}
     pairs["locallip"] = tuple(settings.environment.get("locallip") for settings in (before, now))  # type: ignore[attr-defined]
     found = [f"{name} was {then!r} and is {today!r}" for name, (then, today) in pairs.items() if then != today]
@@ -134,9 +139,10 @@ _CHECKS: Checks = {
     "method": lambda value: value in ("auto", "local"),
     "deployed_dtype": lambda value: value in (None, "float32"),
     "structure": lambda value: isinstance(value, str),
+    "chunk": is_whole(0),
 }
 #: What settings from before there were these mean.
-_OLD = {"radii": False, "method": "local", "deployed_dtype": None, "structure": ""}
+_OLD = {"radii": False, "method": "local", "deployed_dtype": None, "structure": "", "chunk": 0}
 
 
 def about_file(path: Path) -> Path:

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from locallip.processes import ALONE
 from locallip.training.recipe import Augment, Recipe, WrongRecipe
+from locallip.training.share import Share, share_of
 
 
 @dataclass(frozen=True)
 class Batch:
-    """x (B, C, H, W) float32 in [0, 1], y (B,) int64, index (B,) int64 of the samples."""
+    """x (B, C, H, W) float32 in [0, 1], y (B,) int64, index (B,) int64 of the samples.
+
+    `here` is the index in host memory, and `coming` that of the next batch, where it is known and has other samples.
+    """
 
     x: Tensor
     y: Tensor
     index: Tensor
+    here: Tensor | None = None
+    coming: Tensor | None = None
 
 
 class Images:
@@ -53,27 +60,35 @@ class Images:
 class Epoch:
     """The order of the samples in one epoch and how each is changed; all of it follows from the seed and the epoch.
 
-    Every batch is full: the last one is filled up with samples from the beginning of the order. Draws are made on the CPU,
-    so they are the same on every device.
+    A batch takes one sample of each of its places (see `Share`), in an order that is drawn for every place by itself. Every
+    batch is full: a place without a sample for the last one takes that of the first once more. Draws are made on the CPU, so
+    they are the same on every device, and for all places, so they are the same for any number of processes.
     """
 
-    def __init__(self, count: int, recipe: Recipe, margin: int, epoch: int):
+    def __init__(self, count: int, recipe: Recipe, margin: int, epoch: int, share: Share | None = None):
         generator = torch.Generator().manual_seed(recipe.seed * 1_000_003 + epoch)
-        order = torch.randperm(count, generator=generator)
-        self.batch = min(recipe.batch, count)
-        missing = -count % self.batch
-        self.order = torch.cat([order, order[:missing]])
-        self.shifts = _draw_shifts(len(self.order), recipe.augment, margin, generator)
+        share = share or share_of(recipe.batch, count, ALONE)
+        steps, mine = steps_per_epoch(count, share.batch), slice(share.first, share.first + share.part)
+        keys = torch.rand(steps, share.batch, generator=generator, dtype=torch.float64)
+        keys.view(-1)[count:] = 2.0  # no such sample: behind all others
+        order = keys.argsort(0)
+        order[-1] = torch.where(order[-1] * share.batch + torch.arange(share.batch) < count, order[-1], order[0])
+        shifts = _draw_shifts(steps * share.batch, recipe.augment, margin, generator).view(steps, share.batch, 3)
+        self.batch = share.part
+        self.order = (order[:, mine] * share.part + torch.arange(share.part)).flatten()
+        self.shifts = shifts[:, mine].reshape(-1, 3)
 
     def __len__(self) -> int:
         return len(self.order) // self.batch
 
     def batches(self, images: Images, first: int = 0) -> Iterator[Batch]:
-        """The batches from number `first` on."""
+        """The batches from number `first` on; `images` are those of this process's samples."""
         order, shifts = self.order.to(images.home), self.shifts.to(images.home)
         pairs = list(zip(order.split(self.batch), shifts.split(self.batch), strict=True))
-        for index, shift in pairs[first:]:
-            yield images.batch(index, shift)
+        here = self.order.split(self.batch)
+        coming = [*here[1:-1], None, None]  # the last batch may have samples of one before
+        for number, (index, shift) in enumerate(pairs[first:], start=first):
+            yield replace(images.batch(index, shift), here=here[number], coming=coming[number])
 
 
 def _draw_shifts(count: int, augment: Augment, margin: int, generator: torch.Generator) -> Tensor:

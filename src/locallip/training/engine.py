@@ -8,15 +8,19 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from locallip.models import num_parameters
 from locallip.network import Network, in_precision, lower
 from locallip.norms import WarmStarts
 from locallip.norms.rows import Rows
-from locallip.norms.starts import Place, jitter
+from locallip.norms.starts import Drawn, Place, jitter
+from locallip.processes import ALONE, Processes
 from locallip.training.batches import Batch
+from locallip.training.carrier import Carrier
 from locallip.training.muon import Muon
 from locallip.training.objective import FIGURES, Objective, Vectors, layer_names, local_places, places
 from locallip.training.recipe import Recipe
 from locallip.training.schedules import Setting
+from locallip.training.share import Share, share_of
 
 #: Steps before a capture: compilation, choice of convolution algorithms, optimizer state.
 WARMUP_STEPS = 3
@@ -27,6 +31,8 @@ class Engine:
 
     `compiled=None` compiles on CUDA and runs eagerly elsewhere; a compiled step is also captured as a graph on CUDA.
     The saved vectors live on `starts_on` (the device) as `starts_in` (bfloat16 on CUDA, float32 elsewhere; see `Rows`).
+    `num_samples` counts those of all processes; vectors and batches are those of this one's `share` of them. Gradients and
+    figures are the means over all processes, so that all of them keep the same weights.
     """
 
     def __init__(
@@ -40,8 +46,11 @@ class Engine:
         compiled: bool | None = None,
         starts_on: torch.device | None = None,
         starts_in: torch.dtype | None = None,
+        together: Processes = ALONE,
+        share: Share | None = None,
     ):
-        self.recipe, self.device = recipe, device
+        self.recipe, self.device, self.together = recipe, device, together
+        self.share = share or share_of(recipe.batch, num_samples, together)
         self.compiled = device.type == "cuda" if compiled is None else compiled
         self.captured = self.compiled and device.type == "cuda"
         self.model = model.to(device)
@@ -60,9 +69,12 @@ class Engine:
         self.eps, self.mix = torch.zeros(1, device=device), torch.zeros((), device=device)
         self.done = torch.zeros((), device=device)
         self.sums, self.trouble = self._empty_sums(), Trouble(device)
+        summed = num_parameters(self.model) if together.size > 1 else 0
+        self._gradients = torch.zeros(summed, device=device)
         self._buffers: Vectors = {}
-        self._graph: torch.cuda.CUDAGraph | None = None
+        self._graphs: list[torch.cuda.CUDAGraph] = []
         self._static: tuple[Batch, Vectors] | None = None
+        self._after: Vectors = {}
         self._bounded: Callable[..., tuple[Tensor, Tensor, Vectors, Vectors]] = self.objective.bounded
         if self.compiled and self.has_bound:
             self._bounded = torch.compile(self.objective.bounded, fullgraph=True, dynamic=False)
@@ -96,10 +108,20 @@ class Engine:
         self.starts: WarmStarts | None = None
         self.layout = Rows(torch.float32, channels_last=on_gpu)  # of vectors drawn at random
         if self.recipe.is_local and self.recipe.starts == "saved":
-            pinned = on_gpu and home.type == "cpu"
-            self.starts = WarmStarts(num_samples, dtype, home, channels_last=on_gpu, pinned=pinned, seed=self.recipe.seed)
+            self.starts = WarmStarts(
+                self.share.count(num_samples),
+                dtype,
+                home,
+                channels_last=on_gpu,
+                pinned_for=self.device if on_gpu and home.type == "cpu" else None,
+                seed=self.recipe.seed,
+                drawn=Drawn(self.share.batch, self.share.first, self.share.part),
+            )
             self.starts.prepare(local_places(self.network, self.recipe))
             self.layout = self.starts.layout
+        self._carrier: Carrier | None = None
+        if self.starts is not None and self.starts.whole is not None:
+            self._carrier = Carrier(self.starts, self.share.part, self.device)
         self.probes = self._empty_vectors(self.recipe.probes, shapes if self.recipe.probes else {})
 
     def _empty_sums(self) -> Tensor:
@@ -109,8 +131,10 @@ class Engine:
     def step(self, batch: Batch, setting: Setting) -> None:
         """Train on one batch; figures are added up on the device, nothing waits for it."""
         self._set(setting)
+        _drawn(self.probes)  # the same in all processes, while what is drawn for samples is not
+        if self.recipe.draws and self.together.size > 1:
+            torch.manual_seed(torch.initial_seed() + 1 + self.together.rank)
         vectors = self._take(batch)
-        _drawn(self.probes)
         with arithmetic(self.recipe, self.device):
             if not self.captured:
                 after = self._compute(batch, vectors)
@@ -138,6 +162,11 @@ class Engine:
             }
         if self.starts is None:
             return _drawn(self._buffers)
+        if self._carrier is not None:
+            self._carrier.take(_in_host_memory(batch), self._buffers)
+            if batch.coming is not None:
+                self._carrier.fetch(batch.coming)
+            return self._buffers
         return {place: self.starts.take(place, batch.index, into) for place, into in self._buffers.items()}
 
     def _empty_vectors(self, count: int, shapes: Mapping[Place, torch.Size]) -> Vectors:
@@ -146,6 +175,9 @@ class Engine:
         return {place: lay(torch.empty(count, *shape, device=self.device)) for place, shape in shapes.items()}
 
     def _put_back(self, batch: Batch, vectors: Vectors) -> None:
+        if self._carrier is not None:
+            self._carrier.put_back(_in_host_memory(batch), vectors)
+            return
         if self.starts is None:
             return
         for place, u in vectors.items():
@@ -153,6 +185,13 @@ class Engine:
 
     def _compute(self, batch: Batch, vectors: Vectors) -> Vectors:
         """Loss, gradients, optimizer, figures; returns the batch's vectors after its power iterations."""
+        loss, shown, after = self._differentiate(batch, vectors)
+        self.together.add(self._gradients)
+        self._update(loss, shown)
+        return after
+
+    def _differentiate(self, batch: Batch, vectors: Vectors) -> tuple[Tensor, Tensor, Vectors]:
+        """Loss, figures and vectors; the gradients are left with the parameters, or in one tensor where they are summed."""
         after: Vectors = {}
         if self.has_bound:
             loss, shown, after, shared = self._bounded(
@@ -166,6 +205,18 @@ class Engine:
         for p in self.model.parameters():
             p.grad = None
         loss.backward()
+        if self.together.size > 1:
+            torch.cat([_gradient(p).reshape(-1) for p in self.model.parameters()], out=self._gradients)
+        return loss, shown, after
+
+    def _update(self, loss: Tensor, shown: Tensor) -> None:
+        """Optimizers, figures and averages, once the gradients are there."""
+        if self.together.size > 1:
+            everything = list(self.model.parameters())
+            means = (self._gradients / self.together.size).split([p.numel() for p in everything])
+            for p, mean in zip(everything, means, strict=True):
+                if p.grad is not None:
+                    p.grad.copy_(mean.view_as(p))
         for optimizer in self.optimizers:
             optimizer.step()
         with torch.no_grad():
@@ -174,26 +225,27 @@ class Engine:
             self.done.add_(1)
             if self.average:
                 torch._foreach_lerp_(self.average, list(self.model.parameters()), 1 - self.recipe.ema)
-        return after
 
     def _replay(self, batch: Batch, vectors: Vectors) -> Vectors:
-        """The same through a CUDA graph, captured with the first batch and fed through the buffers of that batch."""
-        if self._graph is None:
+        """The same through CUDA graphs, captured with the first batch and fed through the buffers of that batch."""
+        if not self._graphs:
             self._static = _copies(batch, vectors)
             self._capture()
         assert self._static is not None
-        assert self._graph is not None
         static, buffers = self._static
         for name in ("x", "y"):
             getattr(static, name).copy_(getattr(batch, name))
         for place, u in vectors.items():
             if buffers[place].data_ptr() != u.data_ptr():
                 buffers[place].copy_(u)
-        self._graph.replay()
+        self._graphs[0].replay()
+        if self.together.size > 1:
+            self.together.add(self._gradients)
+            self._graphs[1].replay()
         return self._after
 
     def _capture(self) -> None:
-        """Warm up, capture, and put everything back as it was before."""
+        """Warm up, capture, and put everything back as it was before; sums over processes stay outside of the graphs."""
         assert self._static is not None
         kept = self.state()
         side = torch.cuda.Stream()
@@ -202,15 +254,38 @@ class Engine:
             for _ in range(WARMUP_STEPS):
                 self._compute(*self._static)
         torch.cuda.current_stream().wait_stream(side)
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
-            self._after = self._compute(*self._static)
+        first = torch.cuda.CUDAGraph()
+        if self.together.size == 1:
+            with torch.cuda.graph(first):
+                self._after = self._compute(*self._static)
+            self._graphs = [first]
+        else:
+            second = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(first):
+                loss, shown, self._after = self._differentiate(*self._static)
+            with torch.cuda.graph(second, pool=first.pool()):
+                self._update(loss, shown)
+            self._graphs = [first, second]
         self.load_state(kept)
+
+    def settle(self) -> None:
+        """Wait until the samples' vectors are where they are kept."""
+        if self._carrier is not None:
+            self._carrier.settle()
+
+    def release(self) -> None:
+        """Give back the memory that steps alone need: the samples' vectors and the captured graph."""
+        self._graphs, self._static, self._after, self._buffers, self.starts = [], None, {}, {}, None
+        self._carrier = None
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def read_figures(self) -> dict[str, float | list[float]]:
         """Means since the last call, by name; empties the sums. Waits for the device."""
         count = max(1.0, float(self.done))
-        values = (self.sums / count).tolist()
+        self.together.add(self.sums)
+        self.trouble.merge(self.together)
+        values = (self.sums / (count * self.together.size)).tolist()
         self.sums.zero_()
         self.done.zero_()
         shown: dict[str, float | list[float]] = dict(zip(FIGURES, values, strict=False))
@@ -275,6 +350,16 @@ class Trouble:
         self.shown.copy_(torch.where(first, shown, self.shown))
         self.step.copy_(torch.where(first, step, self.step))
 
+    def merge(self, together: Processes) -> None:
+        """Take over what went wrong first, in any process."""
+        if together.size == 1:
+            return
+        found = together.all_gathered((float(self.step), None if self.shown is None else self.shown.cpu()))
+        step, shown = min((one for one in found if one[0] >= 0), key=lambda one: one[0], default=(-1.0, None))
+        self.step.fill_(step)
+        if shown is not None and self.shown is not None:
+            self.shown.copy_(shown)
+
 
 def lay_out_channels_last(model: nn.Module) -> None:
     """Keep weights and thresholds in the order (height, width, channels), in which GPU convolutions are fastest."""
@@ -298,6 +383,14 @@ def arithmetic(recipe: Recipe, device: torch.device) -> Iterator[None]:
         yield
     finally:
         torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark = before
+
+
+def _in_host_memory(batch: Batch) -> Tensor:
+    return batch.index.cpu() if batch.here is None else batch.here
+
+
+def _gradient(p: Tensor) -> Tensor:
+    return torch.zeros_like(p) if p.grad is None else p.grad
 
 
 def _copies(batch: Batch, vectors: Vectors) -> tuple[Batch, Vectors]:

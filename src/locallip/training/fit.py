@@ -17,10 +17,11 @@ import torch
 from locallip.data import ImageSet, hold_out, load_images
 from locallip.files import write_atomically
 from locallip.models import num_parameters
+from locallip.processes import ALONE, Processes, launched
 from locallip.provenance import environment, hardware
 from locallip.training.batches import margin_of
 from locallip.training.evaluate import evaluate
-from locallip.training.progress import Display, Undeterred, display, duration
+from locallip.training.progress import Display, Silent, Undeterred, display, duration
 from locallip.training.recipe import Recipe, WrongRecipe
 from locallip.training.recipe import defaults as recipe_defaults
 from locallip.training.run import Run, interrupts
@@ -44,29 +45,47 @@ class Options:
     announce: bool = True  # say where the run folder is
     results: Path | None = None  # where the result file goes too, under the recipe's name
     stop_after: float | None = None  # seconds after which a run saves and stops, as Ctrl-C makes it do
+    together: Processes = ALONE  # this process among those that train the network together
 
 
 def fit(recipe: Recipe, options: Options, show: Display | None = None) -> dict[str, Any]:
-    """Train as the recipe says; returns what `result.json` in the run folder holds."""
-    show = Undeterred(show or display())
-    device = options.device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    train, validation, test = _data(recipe, options, show.say)
-    if not options.resume:  # before there is a folder
+    """Train as the recipe says; returns what `result.json` in the run folder holds, in the first process."""
+    together = options.together
+    show = Undeterred(show or display()) if together.first else Silent()
+    device = together.device(options.device)
+    together.use(device)
+    options = dataclasses.replace(options, resume=together.from_first(_resumes(options)))
+    with together.one_per_machine_first():
+        train, validation, test = _data(recipe, options, show.say)
+    if not options.resume and together.first:  # before there is a folder
         _check_results(options, recipe, len(test.labels))
     with _folder(recipe, options) as folder:
-        _check_results(options, recipe, len(test.labels))
-        run = Run(recipe, train, folder, device, show, options.compiled)
+        if together.first:
+            _check_results(options, recipe, len(test.labels))
+        run = Run(recipe, train, folder, device, show, options.compiled, together)
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             run.prepare(options.resume, options.announce)
             with interrupts() as asked_to_stop, closing(show):  # a live line hides the cursor until it is closed
                 run.train(asked_to_stop, options.stop_after)
+        if not together.first:
+            return {}
         return _finish(run, validation, test if options.evaluate else None, options)
+
+
+def _resumes(options: Options) -> bool:
+    """Whether there is a run to go on with: torchrun starts the same command again after a process has died."""
+    if options.resume or not (options.out / "config.json").is_file():
+        return options.resume
+    return options.together.restarts > 0 or (launched() is not None and RunFolder(options.out).launched() == launched())
 
 
 @contextmanager
 def _folder(recipe: Recipe, options: Options) -> Iterator[RunFolder]:
     """The run folder, kept to this process; one that holds a run is not touched before it is ours."""
     folder, fields = RunFolder(options.out), dataclasses.asdict(recipe)
+    if not options.together.first:
+        yield folder
+        return
     with ExitStack() as held:
         if options.resume and (options.out / "config.json").is_file():
             held.enter_context(folder.in_use())
@@ -161,6 +180,7 @@ def _finish(run: Run, validation: ImageSet | None, test: ImageSet | None, option
         "about": {
             **{key: found[key] for key in ("command", "commit", "date", "torch", "python")},
             "hardware": hardware(run.device),
+            "processes": run.together.size,
             "seed": recipe.seed,
             "wall_seconds": round(run.seconds, 1),
         },
@@ -182,6 +202,7 @@ def _finish(run: Run, validation: ImageSet | None, test: ImageSet | None, option
             "dtype": "float16" if dtype else "float32",
         },
     }
+    run.engine.release()  # the evaluation has the device to itself
     if validation is not None and options.validate:
         say(f"evaluating {len(validation.labels):,} validation images")
         result["training"]["validation"] = evaluate(plain, validation, recipe.eps, **settings)

@@ -55,16 +55,21 @@ class Plan:
         return f"memory: {kept}{where}, about {_gb(self.need.step)} for a step, {_gb(self.need.images)} of images {images}"
 
 
-def plan_memory(recipe: Recipe, model: nn.Module, train: ImageSet, device: torch.device) -> Plan:
-    """What fits the machine, vectors on the device in as many bits as possible before vectors in host memory."""
-    need = needed(recipe, model, train)
+def plan_memory(
+    recipe: Recipe, model: nn.Module, train: ImageSet, device: torch.device, batch: int | None = None, neighbours: int = 1
+) -> Plan:
+    """What fits the machine, vectors on the device in as many bits as possible before vectors in host memory.
+
+    `train` and `batch` (default: the recipe's) are those of this process, one of `neighbours` that share the host's memory.
+    """
+    need = needed(recipe, model, train, batch)
     if device.type != "cuda":
         numbers = "float32" if recipe.vectors == "auto" else recipe.vectors
         return Plan(device, device, numbers, True, need)
-    return fitting(recipe, need, device, torch.cuda.mem_get_info(device)[0], free_host_memory())
+    return fitting(recipe, need, device, torch.cuda.mem_get_info(device)[0], free_host_memory() / neighbours)
 
 
-def needed(recipe: Recipe, model: nn.Module, train: ImageSet) -> Need:
+def needed(recipe: Recipe, model: nn.Module, train: ImageSet, batch: int | None = None) -> Need:
     network = lower(model, train.images.shape[1:])
     units = sum(shape.numel() for shape in places(network).values())
     saved = local_places(network, recipe) if recipe.starts == "saved" else {}
@@ -75,7 +80,7 @@ def needed(recipe: Recipe, model: nn.Module, train: ImageSet) -> Need:
     channels, *sides = train.images.shape[1:]
     margin = margin_of(recipe, sides[0])
     images = len(train.labels) * channels * math.prod(side + 2 * margin for side in sides)
-    return Need(starts, units * STEP_BYTES_PER_UNIT * (recipe.batch + recipe.probes), images)
+    return Need(starts, units * STEP_BYTES_PER_UNIT * ((batch or recipe.batch) + recipe.probes), images)
 
 
 def fitting(recipe: Recipe, need: Need, device: torch.device, free: float, host: float) -> Plan:

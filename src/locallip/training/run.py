@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from locallip.data import ImageSet
 from locallip.models import build_model, num_parameters
+from locallip.processes import ALONE, Processes
 from locallip.provenance import hardware, others_gb
 from locallip.training.batches import Epoch, Images, margin_of, steps_per_epoch
 from locallip.training.board import Board
@@ -22,13 +23,16 @@ from locallip.training.engine import Engine
 from locallip.training.memory import plan_memory
 from locallip.training.progress import FOOTNOTE, Display
 from locallip.training.recipe import Recipe
-from locallip.training.run_folder import RunFolder
+from locallip.training.run_folder import Checkpoint, RunFolder
 from locallip.training.schedules import setting
+from locallip.training.share import share_of
 
 #: Saved vectors above this size are left out of checkpoints: a resumed run then begins with random ones.
 LARGEST_SAVED_STARTS = 2 * 10**9
 #: Seconds between checkpoints, which come at the end of an epoch.
 CHECKPOINT_SECONDS = 60.0
+#: Steps between two questions of several processes to each other whether somebody wants to stop.
+STEPS_BETWEEN_QUESTIONS = 10
 
 
 class Stopped(KeyboardInterrupt):
@@ -65,8 +69,9 @@ class Run:
         device: torch.device,
         show: Display,
         compiled: bool | None = None,
+        together: Processes = ALONE,
     ):
-        self.compiled = compiled
+        self.compiled, self.together = compiled, together
         self.recipe, self.folder, self.device, self.show = recipe, folder, device, show
         self.count, self.shape = len(train.labels), tuple(train.images.shape[1:])
         self.classes = len(train.classes)
@@ -75,69 +80,113 @@ class Run:
         self.per_epoch = steps_per_epoch(self.count, recipe.batch)
         self.total = max(1, round(recipe.epochs * self.per_epoch))
         self.step, self.seconds, self.skipped, self.others = 0, 0.0, 0.0, 0.0
-        self._train = train
+        self.share = share_of(recipe.batch, self.count, together)
+        self._train = train if together.size == 1 else train.take(self.share.samples(self.count))
 
     def prepare(self, resume: bool, announce: bool = True) -> None:
         """Say what will be needed, check that it is there, and put images, network and state in place."""
         recipe, say = self.recipe, self.show.say
         size = f"{recipe.architecture.upper()} with {num_parameters(self.model):,} parameters"
         say(f"{recipe.name}: {size}, method {recipe.method}")
-        say(f"  {self.count:,} images of {recipe.data}, {self.total:,} steps of {recipe.batch} on {hardware(self.device)}")
-        plan = plan_memory(self.recipe, self.model, self._train, self.device)
-        say(f"  {plan}")
+        say(f"  {self.count:,} images of {recipe.data}, {self.total:,} steps of {recipe.batch} on {self.machines}")
+        plan = plan_memory(self.recipe, self.model, self._train, self.device, self.share.part, self.together.local_size)
+        say(f"  {plan}" + (" in each process" if self.together.size > 1 else ""))
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
         self.images = Images(self._train.images, self._train.labels, self.margin, self.device, resident=plan.resident)
         about = (self.model, recipe, self.shape, self.count, self.device)
-        self.engine = Engine(*about, compiled=self.compiled, starts_on=plan.home, starts_in=plan.dtype)
-        self.saves_starts = self.engine.starts is not None and self.engine.starts.nbytes() <= LARGEST_SAVED_STARTS
-        state = self._tensors()
-        self.folder.check_space(3 * sum(t.numel() * t.element_size() for t in state.values()) + 10**6)
+        self.engine = Engine(
+            *about,
+            compiled=self.compiled,
+            starts_on=plan.home,
+            starts_in=plan.dtype,
+            together=self.together,
+            share=self.share,
+        )
+        kept = 0 if self.engine.starts is None else sum(self.together.all_gathered(self.engine.starts.nbytes()))
+        self.saves_starts = 0 < kept <= LARGEST_SAVED_STARTS
+        if self.together.first:
+            state = sum(t.numel() * t.element_size() for t in self.engine.state().values())
+            self.folder.check_space(3 * (state + (kept if self.saves_starts else 0)) + 10**6)
         if resume:
             self._resume()
         if announce:
             say(f"  run folder {self.folder.path}")
 
+    @property
+    def machines(self) -> str:
+        """What this run computes on, for people."""
+        here = hardware(self.device)
+        return here if self.together.size == 1 else f"{self.together.size} processes, the first on {here}"
+
     def _resume(self) -> None:
-        found = self.folder.load(self.device)
+        found = self._checkpoint()
         if found is None:
             self.show.say("  no checkpoint yet: starting from the beginning")
-            self.folder.truncate_metrics(0)
+            if self.together.first:
+                self.folder.truncate_metrics(0)
             return
         self.engine.load_state(found.tensors)
         starts = self.engine.starts
         places = [] if starts is None else list(starts.rows)
         known = all(_starts_name(place) in found.tensors for place in places)
+        mine = self.share.samples(self.count)
         for place in places:
             if known and starts is not None:
-                starts.load(place, found.tensors[_starts_name(place)])
+                rows = found.tensors[_starts_name(place)]
+                starts.load(place, rows if self.together.size == 1 else rows[mine])
         self.step, self.seconds = int(found.values["step"]), float(found.values["seconds"])
         self.others = float(found.values.get("others", 0.0))
         whole = self.step // self.per_epoch if self.step < self.total else math.ceil(self.total / self.per_epoch)
-        self.folder.truncate_metrics(whole)  # the last epoch may be a part of one
+        if self.together.first:
+            self.folder.truncate_metrics(whole)  # the last epoch may be a part of one
         self.show.say(f"  resumed at step {self.step:,} of {self.total:,}")
         if not known:
             self.show.say("  saved vectors were too large for the checkpoint: power iteration begins at random again")
 
-    def _tensors(self) -> dict[str, Tensor]:
-        tensors = self.engine.state()
-        if self.engine.starts is not None and self.saves_starts:
-            tensors |= {_starts_name(place): rows for place, rows in self.engine.starts.rows.items()}
-        return tensors
+    def _checkpoint(self) -> Checkpoint | None:
+        """What the first process finds in the folder: the others may run where that cannot be read."""
+        together = self.together
+        found = self.folder.load(self.device if together.size == 1 else "cpu") if together.first else None
+        about = together.from_first(None if found is None else (found.step, found.values))
+        if about is None or together.size == 1:
+            return found
+        return Checkpoint(about[0], together.tensors_from_first({} if found is None else found.tensors), about[1])
 
     def save(self) -> None:
-        values = {"step": self.step, "seconds": self.seconds, "epoch": self.step / self.per_epoch, "others": self.others}
-        self.folder.save(self.step, self._tensors(), values)
+        """Write a checkpoint, which has the same content however many processes there are."""
+        starts = self._gathered_starts()
+        if self.together.first:
+            values = {"step": self.step, "seconds": self.seconds, "epoch": self.step / self.per_epoch, "others": self.others}
+            self.folder.save(self.step, self.engine.state() | starts, values)
         self._saved_at, self._saved_step = time.perf_counter(), self.step
+
+    def _gathered_starts(self) -> dict[str, Tensor]:
+        """In the first process, the saved vectors of all samples in the order of these; none where they are too large."""
+        starts, together = self.engine.starts, self.together
+        if starts is None or not self.saves_starts:
+            return {}
+        self.engine.settle()
+        if together.size == 1:
+            return {_starts_name(place): rows.contiguous() for place, rows in starts.rows.items()}
+        places = torch.arange(self.count) % self.share.batch // self.share.part  # whose each sample is
+        gathered = {}
+        for place, rows in starts.rows.items():
+            parts = together.rows_to_first(rows)
+            if parts:
+                whole = gathered[_starts_name(place)] = torch.empty(self.count, rows.shape[1], dtype=rows.dtype)
+                for rank, part in enumerate(parts):
+                    whole[places == rank] = part
+        return gathered
 
     def train(self, asked_to_stop: list[int], stop_after: float | None) -> None:
         """Epoch after epoch; the figures of each go to metrics.jsonl, checkpoints follow the clock."""
         self._saved_at = self._began = time.perf_counter()
         self._saved_step = -1
-        board = Board(self.folder.path)
+        board = Board(self.folder.path) if self.together.first else None
         while self.step < self.total:
             epoch, first = divmod(self.step, self.per_epoch)
-            order = Epoch(self.count, self.recipe, self.margin, epoch)
+            order = Epoch(self.count, self.recipe, self.margin, epoch, self.share)
             begin, done = time.perf_counter(), 0
             for batch in order.batches(self.images, first):
                 if self.step >= self.total:
@@ -149,17 +198,23 @@ class Run:
                 self.step += 1
                 done += 1
                 ends = self.step >= self.total or self.step % self.per_epoch == 0
-                if not ends and self._must_stop(asked_to_stop, stop_after):
+                if not ends and self._asks() and self._must_stop(asked_to_stop, stop_after):
                     self._stop(begin)
             row = self._end_of_epoch(epoch + 1, at, begin, done)
-            board.add(row)
+            if board is not None:
+                board.add(row)
             if self._must_stop(asked_to_stop, stop_after):  # only now: the figures of a whole epoch are a row of metrics
                 self._stop()
         self.show.close()
         self.show.say(FOOTNOTE)
 
+    def _asks(self) -> bool:
+        """Whether it is time to look for a wish to stop: several processes must ask each other, which is not free."""
+        return self.together.size == 1 or self.step % STEPS_BETWEEN_QUESTIONS == 0
+
     def _must_stop(self, asked: list[int], stop_after: float | None) -> bool:
-        return bool(asked) or (stop_after is not None and time.perf_counter() - self._began > stop_after)
+        late = stop_after is not None and time.perf_counter() - self._began > stop_after
+        return self.together.any(bool(asked) or late)
 
     def _end_of_epoch(self, epoch: int, at: Any, begin: float, done: int) -> dict[str, Any]:
         figures = self.engine.read_figures()  # waits for the device
@@ -171,9 +226,10 @@ class Run:
         # The first steps after a start or a resume take longer than those to come.
         rate = min(seconds / max(1, done), self.seconds / max(1, self.step))
         row = {"epoch": epoch, "step": self.step, **at._asdict(), **figures, "seconds": seconds}
-        self.folder.append_metrics(row)
+        if self.together.first:
+            self.folder.append_metrics(row)
         self.show.epoch({**row, "seconds_left": rate * (self.total - self.step)})
-        if now - self._saved_at > CHECKPOINT_SECONDS or self.step >= self.total:
+        if self.together.any(now - self._saved_at > CHECKPOINT_SECONDS) or self.step >= self.total:
             self.save()
         return row
 

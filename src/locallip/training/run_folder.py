@@ -24,6 +24,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from locallip.files import PART, InUse, locked, rename, sync, write_atomically
+from locallip.processes import launched
 from locallip.provenance import environment
 from locallip.training.tensor_file import layout, write_tensors
 
@@ -126,9 +127,16 @@ class RunFolder:
                 "anew with another --out"
             )
 
+    def launched(self) -> str | None:
+        """What torchrun called the run that began this folder; None where it is not known."""
+        try:
+            return _read_json(self.path / "environment.json").get("torchrun")
+        except (OSError, ValueError, AttributeError):
+            return None
+
     def _environment(self, resume: bool) -> dict[str, Any]:
         if not resume:
-            return environment()
+            return {**environment(), "torchrun": launched()}
         try:
             first = _read_json(self.path / "environment.json")
             earlier = list(first.get("resumed", []))

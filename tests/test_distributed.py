@@ -1,0 +1,240 @@
+"""Several processes, as torchrun starts them: they come to what one comes to, and nothing is lost when one is killed."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+
+from locallip import cli
+from locallip.norms import WarmStarts
+from locallip.norms.starts import Drawn
+from locallip.processes import ALONE, Processes
+from locallip.proofs.journal import chunks_of
+from locallip.proofs.rows import read_rows
+from locallip.proofs.shared import own_file, own_files, recovered
+from locallip.training.batches import Epoch
+from locallip.training.recipe import Recipe, WrongRecipe
+from locallip.training.share import share_of
+
+DRIVER = Path(__file__).parent / "distributed.py"
+RECIPE = """
+data = "embedded"
+architecture = "small"
+method = "local-b"
+eps = "0.5"
+eps_train = 0.6
+epochs = 3.5
+batch = 16
+ramp_epochs = 2
+decay_epoch = 1
+augment = "crop_flip"
+"""
+LAST = 14  # steps: 60 images in batches of 16, three and a half times
+
+
+def start(count: int, args: list[str], dies: str = "", restarts: int = 0) -> subprocess.CompletedProcess[str]:
+    """`locallip ARGS` in so many processes; `dies` is "STEP RANK" for one that kills itself there."""
+    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}", f"--max-restarts={restarts}"]
+    return subprocess.run(
+        [sys.executable, *(torchrun if count > 1 else []), str(DRIVER), *args, "--device", "cpu"],
+        env={**os.environ, "DIES": dies, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("distributed")
+    (path / "tiny.toml").write_text(RECIPE)
+    return path
+
+
+def train(folder: Path, out: str, count: int, *more: str, dies: str = "", restarts: int = 0, code: int = 0) -> str:
+    args = ["train", str(folder / "tiny.toml"), "--out", str(folder / out), "--no-evaluate", *more]
+    found = start(count, args, dies, restarts)
+    assert found.returncode == code, found.stderr
+    return found.stderr
+
+
+@pytest.fixture(scope="module")
+def alone(folder: Path) -> Path:
+    train(folder, "alone", 1)
+    return folder / "alone"
+
+
+@pytest.fixture(scope="module")
+def two(folder: Path) -> Path:
+    train(folder, "two", 2)
+    return folder / "two"
+
+
+def state(run: Path) -> dict[str, torch.Tensor]:
+    return load_file(run / "checkpoints" / f"state-{LAST}.safetensors")
+
+
+def assert_nearly_the_same(one: Path, other: Path) -> None:
+    """Up to the order of sums: gradients to seven digits, vectors of power iteration, which magnify, to three."""
+    ours, theirs = state(one), state(other)
+    assert ours.keys() == theirs.keys()
+    for name, value in ours.items():
+        near = 2e-2 if name.startswith(("shared", "starts")) else 2e-3
+        scale = max(float(value.double().abs().max()), 1e-12)
+        assert float((value.double() - theirs[name].double()).abs().max()) <= near * scale, name
+    rows = [[json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()] for run in (one, other)]
+    for mine, yours in zip(*rows, strict=True):
+        for name in ("epoch", "step", "clean", "robust", "clean_loss", "worst_loss", "local_bound", "global_bound"):
+            assert mine[name] == pytest.approx(yours[name], rel=1e-3), name
+
+
+def test_two_processes_train_what_one_trains(alone: Path, two: Path) -> None:
+    """Catches: sums for means (the moments of Adam), samples of the wrong process, vectors that begin elsewhere."""
+    assert_nearly_the_same(alone, two)
+    assert json.loads((two / "result.json").read_text())["about"]["processes"] == 2
+
+
+def test_a_process_killed_in_the_middle_loses_nothing(folder: Path, two: Path) -> None:
+    """torchrun starts all of them again, and they go on from the last checkpoint: the same bits as without the kill."""
+    told = train(folder, "killed", 2, dies="11 1", restarts=1)
+    assert "resumed at step 8" in told
+    assert "another process of this run does not answer" in told
+    for name, value in state(two).items():
+        assert torch.equal(value, state(folder / "killed")[name]), name
+    lines = (folder / "killed" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["epoch"] for line in lines] == [1, 2, 3, 4]
+
+
+def test_a_run_goes_on_with_another_number_of_processes(folder: Path, alone: Path) -> None:
+    """Two begin, four go on, one ends it."""
+    train(folder, "many", 2, dies="6 0", code=1)
+    told = train(folder, "many", 4, "--resume", dies="6 3", code=1)
+    assert "resumed at step 4" in told
+    told = train(folder, "many", 1, "--resume")
+    assert "resumed at step 8" in told
+    assert_nearly_the_same(alone, folder / "many")
+
+
+def certify(folder: Path, model: Path, out: str, count: int, *more: str, dies: str = "", code: int = 0) -> Path:
+    fixed = ["--data", "embedded", "--limit", "23", "--batch", "2", "--chunk", "3", "--seed", "5", "--eps", "0.1"]
+    found = start(count, ["certify", str(model), "--out", str(folder / out), *fixed, *more], dies)
+    assert found.returncode == code, found.stderr
+    return folder / out
+
+
+def rows_of(path: Path) -> list[dict[str, object]]:
+    return [{**vars(row), "seconds": None} for row in read_rows(path)]
+
+
+def test_two_processes_certify_the_same_rows(folder: Path, alone: Path) -> None:
+    """Bit by bit, but for the time; one of them is killed on the way, and one process does the rest."""
+    one = certify(folder, alone, "one.jsonl", 1, "--radius")
+    broken = certify(folder, alone, "two.jsonl", 2, "--radius", dies="3 0", code=1)
+    done = sum(len(read_rows(path)) for path in own_files(broken))
+    assert done >= 6  # what was done is kept
+    again = certify(folder, alone, "two.jsonl", 1, "--radius", "--resume")
+    assert rows_of(one) == rows_of(again)
+    assert not own_files(again)
+    assert json.loads(again.with_suffix(".json").read_text())["run"]["images"] == 23 - done
+    assert cli.main(["verify", str(again), "--model", str(alone), "--sample", "3", "--device", "cpu"]) == 0
+
+
+def test_two_processes_end_what_they_began(folder: Path, alone: Path) -> None:
+    """Rows as CSV, from a start that torchrun made again; then there is nothing left to do."""
+    one = certify(folder, alone, "one.csv", 1)
+    args = ["--data", "embedded", "--limit", "23", "--batch", "2", "--chunk", "3", "--seed", "5", "--eps", "0.1"]
+    both = folder / "both.csv"
+    found = start(2, ["certify", str(alone), "--out", str(both), *args], dies="2 1", restarts=1)
+    assert found.returncode == 0, found.stderr
+    assert "23 images to go" in found.stderr
+    assert rows_of(one) == rows_of(both)
+    assert not own_files(both)
+    assert json.loads(both.with_suffix(".json").read_text())["run"]["processes"] == 2
+
+
+def test_rows_of_processes_merge_after_any_interruption(folder: Path, alone: Path, tmp_path: Path) -> None:
+    """Doubles, half lines, missing rows, foreign rows: whole chunks are taken over once, the rest is left to be done."""
+    rows = read_rows(certify(folder, alone, "whole.jsonl", 1))
+    lines = (folder / "whole.jsonl").read_text().splitlines(keepends=True)
+    out, chunks = tmp_path / "rows.jsonl", chunks_of(len(rows), 3)
+    own_file(out, 0).write_text("".join(lines[3:9]))
+    own_file(out, 1).write_text("".join(lines[6:9]) + "".join(lines[12:14]) + lines[14][:20])  # twice, and cut off
+    own_file(out, 7).write_text("nothing of ours\n")
+    own_file(out, 2).write_text("".join(lines[21:]))  # the last chunk is short
+
+    def read(path: Path) -> list:
+        return read_rows(path, whole=False)
+
+    def faults(found: list) -> list[str]:
+        return ["wrong"] if any(row.index == 7 for row in found) else []
+
+    found = recovered(out, chunks, read, faults)
+    assert found == {3: rows[3:6], 21: rows[21:]}
+    assert own_files(out) == [own_file(out, 0)]
+    assert recovered(out, chunks, read, faults) == found
+    assert recovered(tmp_path / "other.jsonl", chunks, read, faults) == {}
+
+
+def recipe(batch: int, seed: int = 0) -> Recipe:
+    return Recipe("t", "embedded", "small", "local-b", "0.5", 0.6, 1.0, batch=batch, seed=seed, augment="crop_flip")
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(1, 120), st.integers(1, 8), st.integers(1, 12), st.integers(0, 10**6))
+def test_every_sample_stays_with_one_process(count: int, size: int, part: int, epoch: int) -> None:
+    """The processes' parts of a batch together are the batch of one process, with the same crops."""
+    size = size if size * part <= count else 1
+    r = recipe(size * part, epoch)
+    whole = Epoch(count, r, 3, epoch)
+    shares = [share_of(r.batch, count, Processes(rank, size)) for rank in range(size)]
+    epochs = [Epoch(count, r, 3, epoch, share) for share in shares]
+    samples = [share.samples(count) for share in shares]
+    assert [len(some) for some in samples] == [share.count(count) for share in shares]
+    assert sorted(torch.cat(samples).tolist()) == list(range(count))
+    parts = [some[one.order].view(len(whole), -1) for some, one in zip(samples, epochs, strict=True)]
+    assert torch.equal(torch.cat(parts, 1).flatten(), whole.order)
+    shifts = [one.shifts.view(len(whole), -1, 3) for one in epochs]
+    assert torch.equal(torch.cat(shifts, 1).view(-1, 3), whole.shifts)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, torch.uint8])
+@pytest.mark.parametrize("count", [23, 24])
+def test_first_vectors_do_not_depend_on_the_number_of_processes(dtype: torch.dtype, count: int) -> None:
+    place, shape = (0, 0), torch.Size((3, 5, 5))
+
+    def made(rank: int, size: int) -> torch.Tensor:
+        share = share_of(8, count, Processes(rank, size))
+        starts = WarmStarts(share.count(count), dtype, drawn=Drawn(share.batch, share.first, share.part))
+        starts.prepare({place: shape})
+        return starts.rows[place]
+
+    whole = made(0, 1)
+    for size in (2, 4):
+        for rank in range(size):
+            mine = share_of(8, count, Processes(rank, size)).samples(count)
+            assert torch.equal(made(rank, size), whole[mine])
+
+
+def test_a_batch_that_does_not_divide_is_refused() -> None:
+    with pytest.raises(
+        WrongRecipe, match="batch = 16 does not divide among 3 processes: make it a multiple of 3, or start 2"
+    ):
+        share_of(16, 100, Processes(0, 3))
+
+
+def test_a_process_alone_asks_nobody() -> None:
+    values = torch.ones(3)
+    ALONE.add(values)
+    assert values.tolist() == [1, 1, 1]
+    assert ALONE.from_first("word") == "word"
+    assert ALONE.all_gathered(7) == [7]
+    assert ALONE.any(True)
+    assert not ALONE.any(False)
+    assert ALONE.rows_to_first(values) == [values]
