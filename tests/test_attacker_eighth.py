@@ -1,13 +1,12 @@
-"""An eighth round of attempts: layers that do more, workers that are handed on, switches between calls, known starts.
+"""An eighth round of attempts: layers that do more, workers that are handed on, switches between calls, known starts."""
 
-Tests that are expected to fail hold wrong certificates that were found and are not mended yet.
-"""
-
+import copy
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from fractions import Fraction
+from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,15 +22,17 @@ from locallip.activations import clip
 from locallip.attacks import pgd_l2
 from locallip.bounds import margin
 from locallip.certify import Certifier, RadiusFinder
-from locallip.certify.prover import fingerprint
-from locallip.data import ImageSet, load_embedded
-from locallip.network.rules import MODULE_RULES
+from locallip.certify.prover import Prover, fingerprint
+from locallip.certify.radius import PROOFS as PROBES
+from locallip.data import ImageSet, load_embedded, pixels
+from locallip.network import rules
+from locallip.network.checks import _FUNCTIONS
+from locallip.network.rules import MODULE_RULES, _methods, module_rule
 from locallip.report.explore import PROOF_SEED, Explorer
 from locallip.zoo import WrongModel
 
 DOUBLE = torch.float64
 PROOFS = ["deterministic", "high_probability"]
-wrong = pytest.mark.xfail(strict=True, raises=AssertionError, reason="a wrong certificate that is not mended yet")
 
 
 def linear(weight: Any, bias: Any) -> nn.Linear:
@@ -77,21 +78,58 @@ class UnflattenClipped(nn.Unflatten):
         return super().forward(x.clamp(-100, 100))
 
 
-@wrong
-@pytest.mark.parametrize("guarantee", PROOFS)
 @pytest.mark.parametrize("layer", [FlattenClipped(), UnflattenClipped(1, (1, 1))], ids=["flatten", "unflatten"])
-def test_layers_that_reshape_and_do_more(layer: nn.Module, guarantee: str) -> None:
+def test_layers_that_reshape_and_do_more(layer: nn.Module) -> None:
     """A subclass of Flatten with a forward of its own was taken for Flatten: 200 was certified as class 0, and is class 1.
 
-    Catches: `isinstance` with RESHAPE_MODULES, without a look at forward; samples of the comparison end at 40.
+    Catches: a look at the class alone, without one at forward; samples of the comparison end at 40.
     """
     model, x = nn.Sequential(layer, nn.Flatten(), linear([[1.0], [0.0]], [0.0, 150.0])), torch.full((1, 1), 200.0).double()
     assert model(x).tolist() == [[100.0, 150.0]]  # without rounding
-    try:
-        found = ll.certify(model, x, torch.tensor([0]), 1.0, guarantee=guarantee)
-    except ll.UnsupportedLayer:
-        return
-    assert not found.certified.any()
+    with pytest.raises(ll.UnsupportedLayer, match="clamp"):
+        ll.certify(model, x, torch.tensor([0]), 1.0)
+
+
+@pytest.mark.parametrize("kind", MODULE_RULES, ids=lambda kind: kind.__name__)
+def test_a_class_with_any_method_of_its_own_is_another_layer(kind: type[nn.Module]) -> None:
+    """Such as a batch norm whose `_check_input_dim` changes x. How a class is made and shown does not matter.
+
+    Catches: a look at forward alone.
+    """
+
+    def like(*names: str) -> type[nn.Module]:
+        return type("Own", (kind,), {name: lambda self, *rest: rest[0] for name in names})
+
+    def known(made: type[nn.Module]) -> bool:
+        return module_rule(made.__new__(made)) is not None
+
+    assert known(like("__init__", "extra_repr", "something_new"))
+    assert [name for name in _methods(kind) if known(like(name))] == []
+    assert {"forward", "__call__", "__getattr__", "__getattribute__"} <= _methods(kind).keys()
+    mixed = type("Mixed", (type("Mixin", (nn.Module,), {"__getattr__": lambda self, name: 0.0}), kind), {})
+    assert not known(mixed)
+
+
+class Shifted(nn.BatchNorm1d):
+    def _check_input_dim(self, input: Tensor) -> None:
+        input.data.clamp_(-100, 100)
+
+
+def test_a_batch_norm_that_changes_what_it_looks_at_is_refused() -> None:
+    model = nn.Sequential(Shifted(1), nn.Linear(1, 2)).eval()
+    with pytest.raises(ll.UnsupportedLayer, match=r"at '0\."):
+        ll.certify(model, torch.zeros(1, 1), torch.tensor([0]), 1.0)
+
+
+def test_a_layer_that_is_said_to_be_compiled_is_refused() -> None:
+    """torch calls `_compiled_call_impl` in place of forward, where there is one, and `module.compile()` leaves one.
+
+    Catches: a list of what may be replaced that leaves it out.
+    """
+    model, x = nn.Sequential(linear([[1.0], [0.0]], [0.0, 150.0])), torch.full((1, 1), 200.0).double()
+    object.__setattr__(model[0], "_compiled_call_impl", lambda z: nn.functional.linear(z.clamp(-100, 100), model[0].weight))
+    with pytest.raises(ll.UnsupportedLayer, match=r"Linear at '0' .* compiled"):
+        ll.certify(model, x, torch.tensor([0]), 1.0)
 
 
 class Calls(nn.Module):
@@ -105,7 +143,6 @@ class Calls(nn.Module):
         return self.head(self.step(x))
 
 
-@wrong
 @pytest.mark.parametrize("name", ["relu", "clone", "contiguous"])
 def test_replaced_methods_of_tensors_are_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As test_replaced_parts_of_torch_are_refused, for what is called as a method and known by its name.
@@ -115,17 +152,19 @@ def test_replaced_methods_of_tensors_are_refused(name: str, monkeypatch: pytest.
     monkeypatch.setattr(Tensor, name, lambda z: torch.clamp(z, 0 if name == "relu" else -100, 100))
     model, x = Calls(lambda z: getattr(z, name)()), torch.full((1, 1), 200.0).double()
     assert model(x).tolist() == [[100.0, 150.0]]
-    try:
-        found = ll.certify(model, x, torch.tensor([0]), 1.0, guarantee="deterministic", attack_steps=0)
-    except ll.UnsupportedLayer:
-        return
-    assert not found.certified.any()
+    with pytest.raises(ll.UnsupportedLayer, match=rf"{name} was replaced"):
+        ll.certify(model, x, torch.tensor([0]), 1.0, guarantee="deterministic", attack_steps=0)
+
+
+def test_all_methods_that_are_known_by_name_are_looked_at() -> None:
+    known = {*rules.FUNCTION_RULES, *rules.RESHAPES, *rules.VIEWS, *rules.ADDITIONS, *rules.SUBTRACTIONS, *rules.PRODUCTS}
+    names = {name for name in known | {*rules.QUOTIENTS, *rules.NEGATIONS} if isinstance(name, str)}
+    assert names <= {name for space, name, _ in _FUNCTIONS if space is Tensor}
 
 
 # Workers that are handed on --------------------------------------------------------------------------------------------
 
 
-@wrong
 @pytest.mark.parametrize("guarantee", PROOFS)
 def test_bounds_from_before_a_change_give_no_radii(guarantee: str) -> None:
     """`prover=` takes the bounds of a Certifier; those from before a step of training meet the weights from behind it.
@@ -133,18 +172,14 @@ def test_bounds_from_before_a_change_give_no_radii(guarantee: str) -> None:
     Catches: a RadiusFinder that takes any prover for one of its model as it is now.
     """
     model, zero, label = chain(0.01), torch.zeros(1, 1, dtype=DOUBLE), torch.tensor([1])
-    certifier = Certifier(model, (1,), guarantee=guarantee)
+    prover = Prover(model, (1,), guarantee, probes=PROBES)
     with torch.no_grad():
         model[0].weight.fill_(100.0)  # type: ignore[union-attr, operator]
     assert loses(model, [Fraction(1, 50)], 1)
-    try:
-        radius = RadiusFinder(model, (1,), guarantee=guarantee, prover=certifier.prover)(zero, label)
-    except (RuntimeError, ValueError):
-        return
-    assert float(radius) < 0.02  # it was 99.99
+    with pytest.raises(RuntimeError, match="has changed"):  # the radius was 99.99
+        RadiusFinder(model, (1,), guarantee=guarantee, prover=prover)(zero, label)
 
 
-@wrong
 def test_estimates_give_no_deterministic_radii() -> None:
     """The prover of an estimate, handed on to a RadiusFinder that is asked for a proof.
 
@@ -157,11 +192,50 @@ def test_estimates_give_no_deterministic_radii() -> None:
     model = nn.Sequential(linear(stretch, [100.0] * n), nn.ReLU(), linear(last, [-98.0, 0.0]))
     estimate = Certifier(model, (n,), guarantee="estimate", power_steps=1, seed=0)
     assert loses(model, [Fraction(-1)] + [Fraction(0)] * (n - 1), 0)
-    try:
-        finder = RadiusFinder(model, (n,), guarantee="deterministic", prover=estimate.prover, seed=0, method="local")
-    except (RuntimeError, ValueError):
-        return
-    assert float(finder(torch.zeros(1, n, dtype=DOUBLE), torch.tensor([0]))) < 1  # it was 1.4 or so
+    with pytest.raises(ValueError, match="another guarantee"):  # the radius was 1.4 or so
+        RadiusFinder(model, (n,), guarantee="deterministic", prover=estimate.prover, seed=0)
+
+
+OTHER: dict[str, Any] = {
+    "failure_prob": 1e-12,
+    "method": "local",
+    "deployed_dtype": "float32",
+    "guarantee": "high_probability",
+    "device": torch.device("meta"),
+}
+
+
+def test_provers_with_other_promises_are_refused() -> None:
+    """One argument at a time; a copy of the model, which may go another way; too few probes for the proofs of a radius."""
+    model = chain(0.01)
+    prover = Prover(model, (1,), "deterministic")
+    assert RadiusFinder(model, (1,), guarantee="deterministic", prover=prover).prover is prover
+    for name, value in OTHER.items():
+        with pytest.raises(ValueError, match=f"another {name}"):
+            RadiusFinder(model, (1,), prover=prover, **{"guarantee": "deterministic", name: value})
+    with pytest.raises(ValueError, match="another model"):
+        RadiusFinder(copy.deepcopy(model), (1,), guarantee="deterministic", prover=prover)
+    with pytest.raises(ValueError, match="4 probes"):
+        RadiusFinder(model, (1,), prover=Certifier(model, (1,)).prover)
+
+
+@pytest.mark.parametrize("kind", [Certifier, RadiusFinder])
+def test_weights_that_change_during_a_call_are_seen_after_it(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread trains on, or what the caller is told of the progress moves a weight; it is put back by nobody.
+
+    Catches: a look before the call alone.
+    """
+    model, zero, label = chain(0.01), torch.zeros(1, 1, dtype=DOUBLE), torch.tensor([1])
+    worker, margin_of = kind(model, (1,), guarantee="deterministic"), Prover.margin
+
+    def moved(*args: Any, **options: Any) -> Any:
+        with torch.no_grad():
+            model[0].weight.fill_(100.0)  # type: ignore[union-attr, operator]
+        return margin_of(*args, **options)
+
+    monkeypatch.setattr(Prover, "margin", moved)
+    with pytest.raises(RuntimeError, match="has changed"):
+        worker(zero, label, *([0.01] if kind is Certifier else []))
 
 
 class Same(nn.Module):
@@ -169,22 +243,26 @@ class Same(nn.Module):
         return weight * 1.0
 
 
-@wrong
 def test_a_certificate_names_the_weights_that_it_is_about() -> None:
     """A step of an optimizer inside `parametrize.cached`, as torch's own documentation shows the context, and then a proof:
-    it is about the weights from before the step, and its fingerprint is that of those behind it, where class 0 wins.
+    it was about the weights from before the step, and its fingerprint that of those behind it, where class 0 wins.
 
     Catches: a fingerprint of what is stored beside a proof of what was kept.
     """
     model, zero, label = chain(0.01), torch.zeros(1, 1, dtype=DOUBLE), torch.tensor([1])
     parametrize.register_parametrization(model[0], "weight", Same())
+    certifier = Certifier(model, (1,), guarantee="deterministic")
     with parametrize.cached():
         model(zero)
         with torch.no_grad():
             model[0].parametrizations.weight.original.fill_(100.0)  # type: ignore[union-attr]
-        found = ll.certify(model, zero, label, 1.0, guarantee="deterministic")
+        for prove in (certifier, partial(ll.certify, model, guarantee="deterministic")):
+            with pytest.raises(RuntimeError, match="cached"):
+                prove(zero, label, 1.0)
     assert int(model(zero + 1).argmax()) == 0
-    assert not (found.certified.any() and found.fingerprint == fingerprint(model))
+    found = ll.certify(model, zero, label, 1.0, guarantee="deterministic")
+    assert not found.certified.any()
+    assert found.fingerprint == fingerprint(model) != certifier.fingerprint
 
 
 class Cap(nn.Module):
@@ -209,14 +287,13 @@ KEPT: dict[str, tuple[Callable[[], Any], Callable[[Any], float], Callable[[Any],
 }
 
 
-@wrong
 @pytest.mark.parametrize("kind", [Certifier, RadiusFinder])
 @pytest.mark.parametrize("name", KEPT)
 def test_settings_of_registered_layers_count_wherever_they_are(kind: Any, name: str) -> None:
-    """A threshold of 1 in a config object, an array or a private list becomes 100; a module with a rule is not traced, the
-    rule is not asked again, and the old function is certified: 10 was inside the radius, where class 0 wins.
+    """A threshold of 1 in a config object, an array or a private list becomes 100; the rule was not asked again, and the old
+    function was certified: 10 was inside the radius, where class 0 wins.
 
-    Catches: a state of plain numbers, and of lists without an underscore, alone.
+    Catches: a state of plain numbers, and of lists without an underscore, in place of lowering again.
     """
     make, read, change = KEPT[name]
     kept, zero, label = make(), torch.zeros(1, 1, dtype=DOUBLE), torch.tensor([1])
@@ -224,25 +301,22 @@ def test_settings_of_registered_layers_count_wherever_they_are(kind: Any, name: 
     try:
         model = nn.Sequential(linear([[1.0]], [0.0]), Cap(kept, read), linear([[1.0], [0.0]], [0.0, 2.0]))
         worker = kind(model, (1,), guarantee="deterministic")
+        worker(zero, label, *([10.0] if kind is Certifier else []))
         change(kept)
-        try:
-            found = worker(zero, label, 10.0) if kind is Certifier else worker(zero, label)
-        except RuntimeError:
-            return
+        assert int(model(zero + 10).argmax()) == 0  # 10 against 2, without rounding
+        with pytest.raises(RuntimeError, match="has changed"):
+            worker(zero, label, *([10.0] if kind is Certifier else []))
     finally:
         del MODULE_RULES[Cap]
-    assert int(model(zero + 10).argmax()) == 0  # 10 against 2, without rounding
-    assert not (found.certified.any() if kind is Certifier else bool(found >= 10))
 
 
-@wrong
 def test_a_network_is_not_stored_as_another_that_noise_does_not_tell_apart(tmp_path: Path) -> None:
-    """`save_model` compares the network and its record on two samples that are always the same. A unit that is on for both
-    and off for an image tells LeakyReLU from ReLU nowhere else: class 7 is certified there, and the network says 3.
+    """`save_model` compared the network and its record on two samples that are always the same. A unit that is on for both
+    and off for an image tells LeakyReLU from ReLU nowhere else: class 7 was certified of the file, and the network says 3.
 
-    Catches: a comparison of values alone (lowering compares the operations too). The certificate is true of the file.
+    Catches: a comparison of values alone.
     """
-    image = load_embedded("test")[0][:1].float() / 255
+    image = pixels(load_embedded("test")[0][:1])
     noise = 10 * torch.randn(2, 1, 28, 28, generator=torch.Generator().manual_seed(0))
     torch.manual_seed(0)
     model = ll.build_model("small", (1, 28, 28), 10, "relu").eval()
@@ -255,13 +329,13 @@ def test_a_network_is_not_stored_as_another_that_noise_does_not_tell_apart(tmp_p
         model[7].weight[3, 0], model[7].bias[7] = -1.0, 100.0  # type: ignore[union-attr, index]
     model[6] = nn.LeakyReLU(0.5)
     about = {"architecture": "small", "activation": "relu", "input_shape": [1, 28, 28], "classes": 10}
-    try:
+    assert int(model(image).argmax()) == 3
+    with pytest.raises(WrongModel, match="something else"):
         ll.save_model(tmp_path / "model.safetensors", model, about)
-    except WrongModel:
-        return
-    stored = ll.load_model(tmp_path / "model.safetensors")
-    found = ll.certify(stored, image, torch.tensor([7]), 0.05)
-    assert not (found.certified.any() and int(model(image).argmax()) == 3)
+    model[6] = nn.ReLU()
+    for dtype in (None, torch.float16):
+        ll.save_model(tmp_path / "model.safetensors", model, about, dtype)
+    assert int(ll.load_model(tmp_path / "model.safetensors")(image).argmax()) == 7
 
 
 # Switches --------------------------------------------------------------------------------------------------------------
@@ -301,24 +375,23 @@ work(2 if when == "between" else 12)
 try:
     found = certifier(x, y, 1e-12) if when == "between" else ll.certify(model, x, y, 1e-12, **options)
 except (RuntimeError, ValueError) as error:
-    print("refused", error)
+    print("refused", str(error).split("(")[0])
 else:
     print("certified" if found.certified.any() else "unknown")
 """
 
 
-@wrong
 @pytest.mark.parametrize(("when", "guarantee"), [("between", "deterministic"), ("before", "high_probability")])
 def test_threads_that_flush_small_numbers(when: str, guarantee: str) -> None:
     """torch's own threads take 1e-310 for 0 where they were begun under `set_flush_denormal`, a switch of each thread. Where
-    it is set between two calls of a Certifier nobody looks; before `certify` four threads are looked at, of twelve.
+    it is set between two calls of a Certifier nobody looked; before `certify` four threads were looked at, of twelve.
 
     Catches: `check_small_numbers` once per prover, and with too few numbers for all threads.
     """
     ran = subprocess.run([sys.executable, "-c", FLUSHED, when, guarantee], capture_output=True, text=True, timeout=120)
     if "cannot flush" in ran.stdout:
         pytest.skip("this processor cannot flush small numbers")
-    assert ran.stdout.startswith(("refused", "unknown")), ran.stdout + ran.stderr
+    assert ran.stdout.startswith("refused small numbers"), ran.stdout + ran.stderr
 
 
 @contextmanager
@@ -368,20 +441,32 @@ def proved(model: nn.Module) -> tuple[ll.Certificate, Tensor]:
     return ll.certify(model, *IMAGES, "1/50", **OPTIONS), ll.certified_radius(model, *IMAGES, seed=3, **options)
 
 
+@cache
+def without_switches() -> tuple[ll.Certificate, Tensor]:
+    return proved(everything())
+
+
 @pytest.mark.parametrize("name", SWITCHES)
 def test_switches_change_no_proof(name: str) -> None:
-    """Margins and bounds to the last bit, and radii that hold without the switch. (Under short default dtypes radii are
-    often 0 where they need not be.)
+    """Margins, bounds and radii to the last bit, but for other arithmetic of the search. (Under short default dtypes radii
+    were often 0.)
 
     Catches: tensors of the default dtype in a proof, and layers that run under the caller's settings.
     """
     model = everything()
     with SWITCHES[name]():
         found, radii = proved(model)
-    plain, _ = proved(model)
+    plain, expected = without_switches()
     assert torch.equal(plain.margin, found.margin)
     assert torch.equal(plain.lipschitz, found.lipschitz)
-    assert ll.certify(model, *IMAGES, radii, **OPTIONS).certified.all()
+    torch.testing.assert_close(radii, expected, rtol=1e-2, atol=0)
+    assert float(expected.min()) > 0
+
+
+def test_without_values_nothing_is_certified() -> None:
+    """New tensors of the device "meta" have none, and errors came from deep inside torch."""
+    with torch.device("meta"), pytest.raises(RuntimeError, match="meta"):
+        ll.certify(everything(), *IMAGES, 0.1)
 
 
 # Random numbers that are known -----------------------------------------------------------------------------------------
@@ -402,10 +487,9 @@ def against(seed: int, n: int, gap: float) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(matrix), torch.from_numpy(top)
 
 
-@wrong
 def test_weights_that_know_the_starts_of_a_report() -> None:
-    """`locallip report --explore` draws with seed 0 unless told otherwise, and everybody knows that one: weights that were
-    made for it get "CERTIFIED" under high_probability. `certify` draws a seed that nobody knows, and says UNKNOWN.
+    """`locallip report --explore` drew with seed 0 unless told otherwise, and everybody knows that one: weights that were
+    made for it got "CERTIFIED" under high_probability. `certify` draws a seed that nobody knows, and says UNKNOWN.
 
     Catches: a default seed behind a proof that rests on random numbers.
     """
@@ -420,16 +504,18 @@ def test_weights_that_know_the_starts_of_a_report() -> None:
     whole = nn.Sequential(nn.Flatten(), *model)
     assert not ll.certify(whole, zero, torch.tensor([0]), 1.0).certified.any()
     images = ImageSet("embedded", "test", zero.to(torch.uint8), torch.tensor([0]), ("one", "two"))
-    image = Explorer(whole, images, "1").run([0], {})["network"]["images"][0]
-    assert image["verdict"] != "CERTIFIED"
-    assert (image["radius"] or 0.0) < 1
+    told = Explorer(whole, images, "1", seed=0).run([0], {})["network"]
+    assert (told["proof_seed"], told["images"][0]["verdict"]) == (str(PROOF_SEED), "CERTIFIED")  # the attack works
+    drawn = Explorer(whole, images, "1").run([0], {})["network"]
+    assert drawn["proof_seed"] != told["proof_seed"]
+    assert drawn["images"][0]["verdict"] != "CERTIFIED"
+    assert (drawn["images"][0]["radius"] or 0.0) < 1
 
 
 # Many classes, memory, numbers, odd layers -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("at_once", [300, 2**28])
-@pytest.mark.parametrize("guarantee", PROOFS)
+@pytest.mark.parametrize(("guarantee", "at_once"), [("deterministic", 300), ("high_probability", 2**28)])
 def test_many_classes_in_parts(guarantee: str, at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """300 classes, of which the nearest is any: the radius of a linear classifier is the least lead over ||w_y - w_i||.
 
@@ -437,7 +523,7 @@ def test_many_classes_in_parts(guarantee: str, at_once: int, monkeypatch: pytest
     """
     monkeypatch.setattr(margin, "AT_ONCE", at_once)
     torch.manual_seed(1)
-    model, x = linear(torch.randn(300, 6), torch.randn(300)), torch.randn(4, 6, dtype=DOUBLE)
+    model, x = linear(torch.randn(300, 6), torch.randn(300)), torch.randn(2, 6, dtype=DOUBLE)
     y = model(x).argmax(1)
     radii = ll.certified_radius(model, x, y, guarantee=guarantee)
     for sample, label, radius in zip(x.tolist(), y.tolist(), radii.tolist(), strict=True):
@@ -549,16 +635,26 @@ def test_no_search_gets_past_the_radii_of_odd_layers(name: str, guarantee: str) 
     for domain in (None, (0.0, 1.0)):
         radii = ll.certified_radius(model, x, y, guarantee=guarantee, input_domain=domain)
         assert (radii > 0).all()
-        for start in range(3):
+        for start in range(2):
             generator = torch.Generator().manual_seed(start)
             found = pgd_l2(model, x, y, radii, steps=30, input_domain=domain, generator=generator)
             assert ((found - x).flatten(1).norm(dim=1) <= radii * (1 + 1e-9)).all()
             assert torch.equal(model(found).argmax(1), y)
 
 
-@pytest.mark.xfail(strict=True, raises=RuntimeError, reason="fingerprint() cannot read it; no wrong certificate")
 def test_one_number_with_a_gap_behind_it() -> None:
-    """A stored tensor of one number that is a part of a larger one: "stride(-1) must be 1 to view Double as Byte"."""
+    """A stored tensor of one number that is a part of a larger one; it was "stride(-1) must be 1 to view Double as Byte"."""
     model = chain(1.0)
     model[0].weight = nn.Parameter(torch.ones(1, 4, dtype=DOUBLE)[:, ::2][:, :1])  # type: ignore[union-attr]
     assert ll.certify(model, torch.zeros(1, 1, dtype=DOUBLE), torch.tensor([1]), 0.5).certified.all()
+
+
+def test_pixels_are_divided_by_255_and_rounded_once() -> None:
+    """Of the 256 numbers, those that a GPU makes by multiplying with 1/255 are others in part (tests/test_cuda.py).
+
+    Catches: a product with a rounded reciprocal.
+    """
+    for value, found in enumerate(pixels(torch.arange(256, dtype=torch.uint8)).tolist()):
+        beside = [Fraction(float(np.nextafter(np.float32(found), np.float32(end)))) for end in (-1, 2)]
+        off, *others = (abs(number - Fraction(value, 255)) for number in (Fraction(found), *beside))
+        assert off <= min(others)
