@@ -25,7 +25,7 @@ from locallip.bounds import global_bound
 from locallip.certify import prover
 from locallip.certify.inputs import as_eps
 from locallip.certify.prover import Prover, exact_arithmetic
-from locallip.data import ImageSet, load_images
+from locallip.data import ImageSet, load_images, pixels
 from locallip.network import lower
 from locallip.norms import LanczosNorm, PowerNorm
 from locallip.training.recipe import find
@@ -82,7 +82,7 @@ def by_global_bound(model: nn.Module, images: ImageSet, eps: float, device: torc
         made, count = Prover(model, images.shape, "high_probability", seed=1), 0
         for first in range(0, len(images), 250):
             part = slice(first, first + 250)
-            x, y = (images.images[part].to(device).float() / 255).double(), images.labels[part].to(device)
+            x, y = pixels(images.images[part], device).double(), images.labels[part].to(device)
             radii = torch.full((len(x),), eps, dtype=torch.float64, device=device)
             count += int((made.margin(x, y, radii, local="none").worst > 0).sum())
         counts[name] = count
@@ -106,7 +106,7 @@ def main() -> None:
         recipe, model = recipes[name], load_model(name).to(device)
         images = load_images(recipe.data, "test", args.data_root)
         eps = float(as_eps(recipe.eps, 1, torch.device("cpu")))
-        x = (images.images[: args.images].to(device).float() / 255).double()
+        x = pixels(images.images[: args.images], device).double()
         rows: dict[str, Any] = {"eps": recipe.eps, "ceilings": ceilings(model, images.shape, device)}
         rows["local"] = [local(model, x, eps, guarantee) for guarantee in ("high_probability", "deterministic")]
         if name in args.count:

@@ -25,7 +25,7 @@ from bound_cost import synchronize
 from locallip.certify import Certifier, RadiusFinder
 from locallip.certify.inputs import as_eps
 from locallip.certify.prover import Prover
-from locallip.data import load_images
+from locallip.data import load_images, pixels
 from locallip.norms import Guarantee
 from locallip.training.recipe import find
 from locallip.zoo import load_model, model_cards
@@ -90,7 +90,7 @@ def compare(
     name: str, data: str, eps: str, args: argparse.Namespace, guarantee: str, device: torch.device
 ) -> dict[str, Any]:
     model, images = load_model(name).to(device), load_images(data, "test", args.data_root)
-    x = (images.images[: args.images].to(device).float() / 255).double()
+    x = pixels(images.images[: args.images], device).double()
     y, shape = images.labels[: args.images].to(device), images.shape
     certifier = Certifier(model, shape, guarantee=guarantee, attack_steps=0, seed=1)
     finder = RadiusFinder(model, shape, guarantee=guarantee, seed=1)

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks import record
 
 from locallip.bounds import propagate
-from locallip.data import load_images
+from locallip.data import load_images, pixels
 from locallip.network import Network, lower
 from locallip.norms import NormKey, PowerNorm, WarmStarts
 from locallip.norms.rows import Rows
@@ -64,7 +64,7 @@ def main() -> None:
     card = next(card for card in model_cards() if card.name == options.name)
     recipe = find(card.recipe)
     images = load_images(recipe.data, "test", options.data_root)
-    x = images.images[: options.images].float() / 255
+    x = pixels(images.images[: options.images])
     network, eps = lower(load_model(card.name), images.shape), torch.full((len(x),), recipe.eps_train)
 
     kept = WarmStarts(len(x), torch.float32)

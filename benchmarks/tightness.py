@@ -28,7 +28,7 @@ from locallip.bounds import PartlyLocal, Region, Trace, dense_places, propagate,
 from locallip.bounds.propagate import _Balls
 from locallip.certify.inputs import as_eps
 from locallip.certify.prover import Prover, exact_arithmetic, lead
-from locallip.data import load_images
+from locallip.data import load_images, pixels
 from locallip.ops import LinearOp
 from locallip.provenance import ROOT
 from locallip.training.recipe import find
@@ -97,7 +97,7 @@ def measure(card: ModelCard, args: argparse.Namespace, device: torch.device) -> 
     recipe = find(card.recipe)
     data = load_images(recipe.data, "test", args.data_root)
     model = load_model(card.name).to(device)
-    x, y = data.images[: args.images].to(device).double() / 255, data.labels[: args.images].to(device)
+    x, y = pixels(data.images[: args.images], device).double(), data.labels[: args.images].to(device)
     prover = Prover(model, x.shape[1:], "high_probability", seed=args.seed)
     eps = as_eps(recipe.eps, 1, device)
     right = torch.cat([prover.clean_logits(part)[0].argmax(1) for part in x.split(args.batch)]) == y

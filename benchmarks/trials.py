@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks import record
 
 from locallip.bounds import global_bound, propagate, worst_logits
-from locallip.data import ImageSet, hold_out, load_images
+from locallip.data import ImageSet, hold_out, load_images, pixels
 from locallip.network import lower
 from locallip.norms import PowerNorm
 from locallip.training.fit import Options, fit
@@ -58,7 +58,7 @@ def look(model: torch.nn.Module, images: ImageSet, eps: float, device: torch.dev
     clean = robust = 0
     bounds = []
     for start in range(0, len(images.labels), 500):
-        x = images.images[start : start + 500].to(device).float() / 255
+        x = pixels(images.images[start : start + 500], device)
         y = images.labels[start : start + 500].to(device)
         trace = propagate(network, x, radii, PowerNorm(steps, seed=2), ceiling=ceiling, box_radii="global")
         logits = worst_logits(network, trace, y)

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 import locallip as ll
 from locallip import tables
 from locallip.certify import Certifier, RadiusFinder
-from locallip.certify.prover import _read_by, fingerprint
+from locallip.certify.prover import fingerprint
 from locallip.data import ImageSet
+from locallip.network.described import read_by
 from locallip.norms import Guarantee
 from locallip.norms.base import Noise
 from locallip.proofs import Job, certify_images
@@ -210,7 +211,7 @@ def test_every_number_of_every_layer_counts(layers: Callable[[], list[nn.Module]
 
     def read() -> list[Any]:
         with torch.no_grad():
-            return [value.tolist() for value in _read_by(network)]
+            return [value.tolist() for value in read_by(network)]
 
     first = read()
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):

@@ -8,7 +8,7 @@ from torch import nn
 
 import locallip as ll
 from locallip.bounds import global_bound, propagate, worst_logits
-from locallip.data import load_embedded
+from locallip.data import load_embedded, pixels
 from locallip.norms import PowerNorm, WarmStarts
 from locallip.training.batches import Epoch, Images
 from locallip.training.engine import Engine
@@ -257,6 +257,12 @@ def test_a_captured_run_resumes_from_its_state():
         assert torch.equal(value, state[name]), name
     first, second = _train(recipe, engine, images, 1)[0], _train(recipe, other, images, 1)[0]
     assert second["worst_loss"] == pytest.approx(first["worst_loss"], rel=1e-3)
+
+
+def test_pixels_are_the_same_numbers_as_on_the_cpu():
+    images = torch.arange(256, dtype=torch.uint8)
+    assert torch.equal(pixels(images, "cuda").cpu(), pixels(images))
+    assert torch.equal(pixels(images.cuda()).cpu(), pixels(images))
 
 
 @pytest.mark.parametrize("method", ["local", "auto"])

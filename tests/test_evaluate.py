@@ -143,9 +143,20 @@ def test_same_seed_same_figures_and_the_callers_random_numbers_stay(trained, fig
     torch.manual_seed(3)
     expected = torch.rand(2)
     torch.manual_seed(3)
-    again = evaluate(*trained, EPS, pgd_steps=30, batch_size=16)
+    again = evaluate(*trained, EPS, pgd_steps=30, batch_size=16, proof_seed=figures["proof_seed"])
     assert torch.equal(torch.rand(2), expected)
     assert {k: v for k, v in again.items() if k != "seconds"} == {k: v for k, v in figures.items() if k != "seconds"}
+
+
+def test_the_seed_of_the_proofs_is_drawn_and_noted(trained, figures, monkeypatch):
+    """Weights could be made for one that follows from the seed of the training."""
+    used, original = [], module.certify
+    monkeypatch.setattr(
+        module, "certify", lambda *args, **options: used.append(options["seed"]) or original(*args, **options)
+    )
+    noted = [evaluate(*trained, EPS, limit=30, pgd_steps=2, power_steps=5, seed=0)["proof_seed"] for _ in range(2)]
+    assert used == noted
+    assert len({*noted, figures["proof_seed"]}) == 3
 
 
 def test_model_and_switches_are_left_as_they_were(trained):

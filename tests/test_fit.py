@@ -580,7 +580,7 @@ def test_the_stored_weights_certify_what_the_result_says(trained):
     folder, r, seen = trained
     model, test = load_model(folder / "run"), few("embedded", "test")
     found = seen["result"]["evaluation"]
-    again = evaluate(model, test, r.eps, seed=r.seed)
+    again = evaluate(model, test, r.eps, seed=r.seed, proof_seed=found["proof_seed"])
     assert {k: v for k, v in again.items() if k != "seconds"} == {k: v for k, v in found.items() if k != "seconds"}
     x = test.images.float() / 255
     certificate = certify(model, x, test.labels, r.eps, seed=0, method="local")

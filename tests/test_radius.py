@@ -133,7 +133,7 @@ def test_few_proofs_are_enough_for_most():
     for seed in range(6):
         model, x, y = drawn(("convolutional", "relu"), seed)
         prover = Recorded(model, x.shape[1:], "high_probability", probes=PROOFS, seed=1, method="local")
-        RadiusFinder(model, x.shape[1:], prover=prover, seed=1)(x, y)
+        RadiusFinder(model, x.shape[1:], prover=prover, seed=1, method="local")(x, y)
         proofs += sum(kind is prover.guarantee and local == "all" for kind, local, *_ in prover.asked)
     assert proofs <= 2 * 36
 

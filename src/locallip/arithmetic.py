@@ -42,14 +42,25 @@ def small_numbers_kept() -> Iterator[None]:
             torch.set_flush_denormal(True)
 
 
+#: How many numbers torch gives to a thread at least.
+_GRAIN = 2**15
+
+
 def check_small_numbers(device: torch.device) -> None:
-    """Refuse where other threads of torch, which have settings of their own, still take them for 0."""
-    small = torch.full((2**17,), sys.float_info.min, dtype=torch.float64, device=device) / 2
-    if bool((small == 0).any()):
-        raise RuntimeError(
-            "numbers below 2e-308 are taken for 0 (torch.set_flush_denormal), which no proof allows for; leave it off from "
-            "the start of the program"
-        )
+    """Refuse where other threads of torch, which have settings of their own, still take them for 0.
+
+    They have that of the thread that began them, at any time. So many numbers that each of them gets some, and few of those
+    are small, which processors are slow with.
+    """
+    for place in {torch.device("cpu"), device}:
+        count = torch.get_num_threads() * _GRAIN if place.type == "cpu" else _GRAIN
+        numbers = torch.ones(count, dtype=torch.float32, device=place)
+        numbers[:: _GRAIN // 4] = torch.finfo(torch.float32).tiny
+        if not bool((numbers / 2).all()):
+            raise RuntimeError(
+                "small numbers are taken for 0 (torch.set_flush_denormal), which no proof allows for; leave it off from the "
+                "start of the program"
+            )
 
 
 @contextmanager

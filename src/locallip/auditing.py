@@ -18,7 +18,7 @@ from locallip.brought import brought, name_of
 from locallip.certify import Certifier
 from locallip.certify.inputs import as_eps
 from locallip.certify.prover import fingerprint
-from locallip.data import DataName, ImageSet
+from locallip.data import DataName, ImageSet, pixels
 from locallip.files import check_writable, write_atomically
 from locallip.network import UnsupportedLayer
 from locallip.norms import LayerTooLarge
@@ -143,7 +143,7 @@ def _issuer_of(images: ImageSet, guarantee: str, seed: int, place: torch.device)
 
 def _claims(auditor: Auditor, images: ImageSet, limit: int, eps: str, place: torch.device) -> Claims:
     count = min(limit, len(images))
-    x = (images.images[:count].to(place).float() / 255).double()
+    x = pixels(images.images[:count], place).double()
     claims = auditor.issue(x, images.labels[:count].to(place), as_eps(eps, count, place))
     check(len(claims) > 0, f"none of {count} images is certified near --eps {eps}, so there is nothing to break")
     low, high = float(claims.radius.min()), float(claims.radius.max())

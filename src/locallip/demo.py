@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from locallip.certify import Verdict, certified_radius, global_lipschitz, local_lipschitz
-from locallip.data import ImageSet, load_images
+from locallip.data import ImageSet, load_images, pixels
 from locallip.files import write_atomically
 from locallip.proofs import Job, certify_images
 from locallip.proofs.rows import Row
@@ -97,7 +97,7 @@ def report(model: nn.Module, test: ImageSet, eps: str, limit: int, seed: int, ou
     say(f"  attacked accuracy   {clean - share[Verdict.ATTACKED]:6.1%}   right, and an attack (PGD, 20 steps) found nothing")
     say(f"  certified accuracy  {certified:6.1%}   proved: no attack of this size exists", "bold")
     say(f"    the same proof with the global bound in place of the local one: {by_global:.1%}\n")
-    x = test.images[:limit].float() / 255
+    x = pixels(test.images[:limit])
     _compare_bounds(model, x, eps, rows, seed, say)
     _show_examples(model, x, test.labels[:limit], rows, seed, say)
     return rows

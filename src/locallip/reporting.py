@@ -32,7 +32,7 @@ def report(
     layers: Literal["dense", "all"] | None = None,
     data_root: Path | None = None,
     download: bool = False,
-    seed: int = 0,
+    seed: int | None = None,
     device: str | None = None,
 ) -> None:
     """Make one HTML page of a run or several: figures of training and certificates, and an explorer of single images.
@@ -52,7 +52,7 @@ def report(
         layers: Layers whose norms the explorer takes anew for every image (default: all on a GPU, dense ones on a CPU).
         data_root: Folder that holds the data sets (default: LOCALLIP_DATA, or else ./data).
         download: Fetch missing data from its official place.
-        seed: Start of every random draw of the explorer.
+        seed: Start of every random draw of the explorer (default: proofs draw theirs and note it, which is safer).
         device: Such as cpu or cuda:1 (default: the first GPU, or else the CPU).
     """
     try:

@@ -56,13 +56,14 @@ _FIELDS: dict[str, dict[str, str]] = {
 #: Those that older files do not have.
 _NEWER: dict[str, dict[str, str]] = {
     "training": {"peak_memory_gb": "number?", "others_gb": "number?"},
-    "evaluation": {"global_certified": "accuracy?"},
+    "evaluation": {"global_certified": "accuracy?", "proof_seed": "seed?"},
 }
 _EXPECTED = {
     "text": "text",
     "number": "a number from 0",
     "whole": "a whole number from 0",
     "accuracy": "a number from 0 to 100",
+    "seed": "a whole number of at most 64 bits",
 }
 #: What a figure says nothing without.
 _NEEDS = {"pgd": "pgd_steps", "certified": "guarantee"}
@@ -114,6 +115,8 @@ def _check(held: Mapping[str, Any], field: str, kind: str, where: str) -> None:
         return
     if least == "text":
         right = isinstance(value, str) and bool(value) and not any("\ud800" <= letter <= "\udfff" for letter in value)
+    elif least == "seed":
+        right = type(value) is int and 0 <= value < 2**64
     else:
         right = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1e15
         right = right and (least != "accuracy" or value <= 100) and (least != "whole" or value == int(value))

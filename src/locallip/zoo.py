@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from locallip.files import write_atomically
 from locallip.models import build_model
+from locallip.network import Digests, UnsupportedLayer, described, lower
 from locallip.results import check_evaluation, read_result
 
 WEIGHTS = Path(__file__).resolve().parent / "weights"
@@ -69,7 +70,7 @@ def save_model(path: str | Path, model: nn.Module, about: Mapping[str, Any], dty
     tensors = {name: _storable(name, value, dtype) for name, value in model.state_dict().items()}
     skeleton = _skeleton(about, "about")
     _check_weights(tensors, skeleton, "this network")
-    _check_function(model, skeleton, about["input_shape"])
+    _check_function(model, skeleton, tensors, about["input_shape"], dtype)
     write_atomically(path, save(tensors, metadata={_RECORD: _encode(about)}))
 
 
@@ -250,14 +251,27 @@ def _check_weights(tensors: Mapping[str, Tensor], model: nn.Module, where: str) 
             raise WrongModel(f"{where}: {name} holds values that are not finite in {value.dtype}")
 
 
-@torch.no_grad()
-def _check_function(model: nn.Module, skeleton: nn.Module, shape: Iterable[int]) -> None:
-    """Refuse a record by which another network would be built of the same weights, such as one of another activation."""
-    own = copy.deepcopy(model).to("cpu", torch.float32).eval()
-    skeleton.load_state_dict(own.state_dict(), assign=True)
+def _check_function(
+    model: nn.Module, skeleton: nn.Module, tensors: Mapping[str, Tensor], shape: Iterable[int], dtype: torch.dtype | None
+) -> None:
+    """Refuse a record by which another network would be built of the same weights, such as one of another activation.
+
+    What is read back is lowered, and so is the network itself with its weights rounded alike: their layers must be the same,
+    for values at some points do not tell all networks apart.
+    """
+    own = copy.deepcopy(model).to("cpu", dtype).float().eval()
+    skeleton.load_state_dict({name: value.float() for name, value in tensors.items()}, assign=True)
     x = 10 * torch.randn(2, *shape, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
-    given, named = own(x), skeleton.eval()(x)
-    if given.shape != named.shape or not torch.allclose(given, named, 1e-4, 1e-4 * float(named.abs().max()), equal_nan=True):
+    with torch.no_grad():
+        given, named = own(x), skeleton.eval()(x)
+    allowed = 1e-4 * float(named.abs().max())
+    same = given.shape == named.shape and torch.allclose(given, named, 1e-4, allowed, equal_nan=True)
+    try:
+        digest = Digests()
+        same = same and described(lower(own, x.shape[1:]), digest) == described(lower(skeleton, x.shape[1:]), digest)
+    except UnsupportedLayer:  # such as one without a rule, and build_model has none of these
+        same = False
+    if not same:
         raise WrongModel(
             "this network computes something else than the one that its record names: give the architecture and activation "
             "that it has; networks that build_model does not know cannot be stored"

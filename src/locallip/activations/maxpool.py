@@ -25,7 +25,7 @@ class MaxPool2d(Activation):
         if any(s < k for s, k in zip(stride, kernel, strict=True)):
             raise ValueError(f"windows overlap: kernel {kernel} with stride {stride}")
         self._kernel, self._stride, self._padding, self._ceil_mode = kernel, stride, padding, ceil_mode
-        self._out = self(torch.zeros(1, *in_shape)).shape[1:]
+        self._out = self(torch.zeros(1, *in_shape, dtype=torch.float32)).shape[1:]
         geometry = zip(in_shape[1:], self._out[1:], kernel, stride, padding, strict=True)
         (self._row, row_used), (self._col, col_used) = (_window_of(*g) for g in geometry)
         self._used = row_used[:, None] & col_used[None, :]

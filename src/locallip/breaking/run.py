@@ -17,7 +17,7 @@ from locallip.breaking.against import Certified, compared
 from locallip.breaking.rows import AttackRow, AttackSettings, contradictions, read_attack_rows, read_settings
 from locallip.certify.confirm import Judge
 from locallip.certify.inputs import as_eps
-from locallip.data import ImageSet
+from locallip.data import ImageSet, pixels
 from locallip.proofs.journal import Say, begin, chunks_of, continued, grow, seed_of, writing
 from locallip.proofs.run import chunk_seed, data_checksum
 from locallip.proofs.settings import write_about
@@ -131,7 +131,7 @@ class _Chunk:
     def __init__(self, job: AttackJob, model: nn.Module, judge: Judge, images: ImageSet, chunk: slice, seed: int, say: Say):
         self.job, self.model, self.judge, self.seed, self.say = job, model, judge, seed, say
         self.first = chunk.start
-        self.x = images.images[chunk].to(job.device).float() / 255
+        self.x = pixels(images.images[chunk], job.device)
         self.y = images.labels[chunk].to(job.device)
         self._spoken = time.perf_counter()
 

@@ -16,7 +16,7 @@ from locallip.arithmetic import alone, autocast_off
 from locallip.attacks import pgd_l2
 from locallip.certify.confirm import best_class, confirmed, surely
 from locallip.certify.inputs import Eps, as_batch, as_domain, as_eps, as_labels, check_batch_size
-from locallip.certify.prover import LocalLayers, Margin, Method, Prover, fingerprint, number_of_classes, state_of
+from locallip.certify.prover import LocalLayers, Margin, Method, Prover, fingerprint, number_of_classes
 from locallip.norms import Guarantee
 
 #: What a bound is called in `Certificate.decided_by`.
@@ -160,7 +160,7 @@ class Certifier:
             method=method,
         )
         self.classes = number_of_classes(self.prover)
-        self.fingerprint, self._state = fingerprint(model), state_of(model, self.prover.network)
+        self.fingerprint = fingerprint(model)
         #: Told after every batch of every check how many inputs are undecided.
         self.watch: Callable[[int], None] = lambda undecided: None
 
@@ -176,12 +176,10 @@ class Certifier:
     @alone()
     def __call__(self, x: Tensor, y: Tensor, eps: Eps) -> Certificate:
         x = as_batch(x, self.model, self.input_domain)
-        if state_of(self.model, self.prover.network) != self._state:
-            raise RuntimeError("the model has changed since this Certifier was made for it: make another one")
         radii = as_eps(eps, len(x), x.device)
         y = as_labels(y, len(x), self.classes, x.device)
         inputs = _Inputs(x, y, radii, self.input_domain, self.batch_size)
-        with torch.inference_mode(False):  # the attack takes gradients
+        with self.prover.held(self.model, "Certifier"), torch.inference_mode(False):  # the attack takes gradients
             cascade = _Cascade(inputs, self.prover, self.attack_steps, self._seed, self.watch)
             cascade.decide()
         return Certificate(

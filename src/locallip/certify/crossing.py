@@ -91,7 +91,7 @@ class Crossing:
 
     def next(self, rtol: float) -> Tensor:
         """The eps to probe next, (N,)."""
-        beyond = torch.where(self._low_was_last, 1 + rtol / 2, 1 - rtol / 2)
+        beyond = 1 + rtol / 2 * torch.where(self._low_was_last, torch.ones_like(self.low), -1.0)
         bracketed = (self.low > 0) & torch.isfinite(self.high)
         # Without a bracket the guess is rougher, and a step too short costs a probe.
         guess = self.root() * torch.where(bracketed, beyond, beyond**4)

@@ -142,6 +142,10 @@ def as_method(method: object) -> str:
 def check_model(model: object) -> None:
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    if torch.get_default_device().type == "meta":
+        raise RuntimeError(
+            "new tensors have no values (torch.set_default_device or torch.device 'meta'): certify outside of it"
+        )
 
 
 def check_shape(shape: object) -> None:

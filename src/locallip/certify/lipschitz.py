@@ -35,10 +35,11 @@ def local_lipschitz(
     prover = Prover(
         model, x.shape[1:], guarantee, failure_prob=failure_prob, power_steps=power_steps, seed=seed, device=x.device
     )
-    parts = [
-        prover.trace(x[i : i + batch_size], radii[i : i + batch_size], domain=as_domain(input_domain)).lipschitz
-        for i in range(0, len(x), batch_size)
-    ]
+    with prover.held(model, "bound"):
+        parts = [
+            prover.trace(x[i : i + batch_size], radii[i : i + batch_size], domain=as_domain(input_domain)).lipschitz
+            for i in range(0, len(x), batch_size)
+        ]
     bound = torch.cat(parts) if parts else radii
     finite = torch.isfinite(x.flatten(1)).all(1) & torch.isfinite(bound)
     return torch.where(finite, bound, float("inf"))
@@ -66,5 +67,6 @@ def global_lipschitz(
         power_steps=power_steps,
         seed=seed,
     )
-    bound = float(prover.ceiling.total)
+    with prover.held(model, "bound"):
+        bound = float(prover.ceiling.total)
     return bound if bound == bound else float("inf")

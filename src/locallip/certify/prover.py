@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from locallip.activations import Clip, SortPairs
 from locallip.arithmetic import alone, check_small_numbers, exact_arithmetic
 from locallip.attacks import margins
 from locallip.bounds import (
@@ -24,9 +24,8 @@ from locallip.bounds import (
     worst_logits,
 )
 from locallip.certify.inputs import as_deployed, as_method, check_model, check_numbers, check_scale, check_shape
-from locallip.network import Network, UnsupportedLayer, lower, module_rule, steps_of, unwrap
+from locallip.network import Digests, Network, bytes_of, check_no_cache, described, lower, lower_again, module_rule
 from locallip.norms import CholeskyNorm, Guarantee, LanczosNorm, NormRule, RitzNorm
-from locallip.ops import Compose, Conv, Dense, Diagonal, LinearOp, Sum
 from locallip.rounding import gamma, up
 
 #: The layers whose norms are taken for every input anew; those of the others are the ones over all inputs. "closely" is for
@@ -79,15 +78,19 @@ class Prover:
         deployed_dtype: torch.dtype | str | None = None,
         method: Method = "auto",
     ):
-        self.guarantee = Guarantee.parse(guarantee)
-        self.deployed_dtype = as_deployed(deployed_dtype)
-        self.has_slopes = as_method(method) == "auto"
+        self.guarantee, self.failure_prob, self.probes = Guarantee.parse(guarantee), failure_prob, probes
+        self.deployed_dtype, self.method = as_deployed(deployed_dtype), as_method(method)
+        self.has_slopes = self.method == "auto"
         check_model(model)
         check_shape(input_shape)
-        self.network: Network = lower(model, input_shape)
+        self.device = device or next((p.device for p in model.parameters()), torch.device("cpu"))
         with exact_arithmetic():
-            check_small_numbers(device or next((p.device for p in model.parameters()), torch.device("cpu")))
-            if self.guarantee is not Guarantee.ESTIMATE:
+            check_small_numbers(self.device)
+            check_no_cache(model)
+        self.model, self.network = model, lower(model, input_shape)
+        self._state = state_of(model, self.network)  # before any bound rests on it
+        if self.guarantee is not Guarantee.ESTIMATE:
+            with exact_arithmetic():
                 check_scale(self.network)
         check_numbers(failure_prob, power_steps, seed)
         self._per_norm, self._power_steps = failure_prob / (self.network.num_norms * (1 + probes)), power_steps
@@ -98,12 +101,28 @@ class Prover:
         self.is_dense = len(dense) == self.network.num_norms
         # No margin needs the norm of the last layer, so it alone is no reason to try.
         self.has_cheap_layers = not self.is_dense and any(stage < last for stage, _ in dense)
-        device = device or next((p.device for p in model.parameters()), torch.device("cpu"))
-        like = torch.ones(1, dtype=torch.float64, device=device)
+        like = torch.ones(1, dtype=torch.float64, device=self.device)
         with exact_arithmetic():
             self.ceiling = global_bound(self.network, _closer(self.rule), like, outward=True)
         if isinstance(self.rule, CholeskyNorm):
             self.rule = self.rule.capped(self.ceiling.norms)
+
+    @contextmanager
+    def held(self, model: nn.Module, who: str) -> Iterator[None]:
+        """For every use: before and after it the model is what it was, and no thread of torch takes small numbers for 0.
+
+        Both may change between two calls or during one, by another thread or by what is called on the way.
+        """
+        self._look(model, who)
+        yield
+        self._look(model, who)
+
+    def _look(self, model: nn.Module, who: str) -> None:
+        with exact_arithmetic():
+            check_small_numbers(self.device)
+        check_no_cache(model)
+        if state_of(model, self.network) != self._state:
+            raise RuntimeError(f"the model has changed since this {who} was made for it: make another one")
 
     def seed_again(self, seed: int) -> None:
         """Begin new streams of random numbers; the bound over all inputs stays."""
@@ -215,7 +234,7 @@ def fingerprint(model: nn.Module) -> str:
             digest.update(f"{name} {tensor!r}\n".encode())
             continue
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        digest.update(bytes_of(tensor))
     return digest.hexdigest()
 
 
@@ -232,70 +251,34 @@ def _stored(model: nn.Module) -> dict[str, object]:
 
 
 def state_of(model: nn.Module, network: Network) -> tuple[str, ...]:
-    """All that a module computes with, for telling whether it has changed: `fingerprint`, and plain numbers of its layers.
+    """All that a module computes with, for telling whether it has changed since it was lowered to `network`.
 
-    Numbers such as `BatchNorm.eps` are read when they are needed, so a bound made before a change must not meet them; nor
-    may it meet tensors that are neither parameters nor buffers, or hooks.
+    It is lowered again, for a rule or forward may read what is kept anywhere. And `network` is looked at, which the bounds
+    read: numbers such as `BatchNorm.eps` are read when they are needed, and a bound made before a change must not meet them.
     """
-    found = [fingerprint(model)]
-    inner = unwrap(model)
-    try:
-        found.extend(f"{step} {'' if value is None else _digest(value)}" for step, value in steps_of(inner))
-    except UnsupportedLayer as error:  # it could be traced once
-        found.append(str(error))
-    for name, module in model.named_modules():
-        plain = {key: value for key, value in vars(module).items() if isinstance(value, (int, float, str, tuple))}
-        public = {key: value for key, value in sorted(plain.items()) if not key.startswith("__")}
-        hooks = [list(module._forward_hooks), list(module._forward_pre_hooks), "forward" in vars(module)]
-        found.append(f"{name} {type(module).__qualname__} {public!r} {hooks}")
-        # Layers with a rule keep nothing but what they compute with; a module of the user may keep what it has computed.
-        kept = vars(module).items() if type(module).__module__.startswith("torch.nn") or module_rule(module) else ()
-        found.extend(f"{key} {_digest(value)}" for key, value in kept if isinstance(value, Tensor))
-        found.extend(f"{key} {value!r}" for key, value in kept if isinstance(value, (list, dict)) and key[0] != "_")
-        # What a parametrization makes of its tensor is read anew at every use, and may come from anything that it keeps.
-        with torch.no_grad():
-            made = [(key, getattr(module, key)) for key in getattr(module, "parametrizations", {})]
-        found.extend(f"{key} {_digest(value)}" for key, value in made)
-    with torch.no_grad():
-        found.extend(_digest(value) for value in _read_by(network))
-    for path, tensor in network.unregistered.items():
-        now = _attribute(inner, path)
-        found.append(f"{path} {_digest(now if isinstance(now, Tensor) else tensor)}")
+    digest, found = Digests(), []
+    with exact_arithmetic():
+        for name, value in sorted(_stored(model).items()):
+            found.append(f"{name} {digest(value) if isinstance(value, Tensor) else repr(value)}")
+        try:
+            found.extend(described(lower_again(model, network.input_shape), digest))
+        except (ValueError, TypeError) as error:  # it could be lowered once
+            found.append(str(error))
+        found.extend(described(network, digest))
+        for name, module in model.named_modules():
+            found.extend(_settings_of(name, module, digest))
     return tuple(found)
 
 
-def _read_by(network: Network) -> Iterator[Tensor]:
-    """The numbers that a network reads now, which need not be those of the module that a worker has.
-
-    In a deep copy of a worker they are the first module's, and where a layer or a tensor was exchanged, those from before.
-    """
-    for stage in network.stages:
-        for op in stage.terms.values():
-            yield from _read_by_op(op)
-        yield from (value(torch.float64) for _, value in stage.offset.parts)
-        if isinstance(stage.activation, (Clip, SortPairs)):
-            yield from (torch.as_tensor(end) for end in stage.activation.thresholds(torch.float64))
-
-
-def _read_by_op(op: LinearOp) -> Iterator[Tensor]:
-    if isinstance(op, Compose):
-        yield from (*_read_by_op(op.outer), *_read_by_op(op.inner))
-    elif isinstance(op, Sum):
-        yield from (value for part in op.parts for value in _read_by_op(part))
-    elif isinstance(op, (Dense, Conv)):
-        yield op.weight()
-    elif isinstance(op, Diagonal):
-        yield op.factor(torch.float64)
-
-
-def _attribute(module: nn.Module, path: str) -> object:
-    """module.a.b for "a.b"; None where there is none."""
-    found: object = module
-    for name in path.split("."):
-        found = getattr(found, name, None)
-    return found
-
-
-def _digest(tensor: Tensor) -> str:
-    stored = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-    return f"{tuple(tensor.shape)} {tensor.dtype} {hashlib.sha256(stored).hexdigest()}"
+def _settings_of(name: str, module: nn.Module, digest: Digests) -> Iterator[str]:
+    """What a module keeps beside its tensors; a rule of a user may read it at any time."""
+    plain = {key: value for key, value in vars(module).items() if isinstance(value, (int, float, str, tuple))}
+    public = {key: value for key, value in sorted(plain.items()) if not key.startswith("__")}
+    hooks = [list(module._forward_hooks), list(module._forward_pre_hooks), "forward" in vars(module)]
+    yield f"{name} {type(module).__qualname__} {public!r} {hooks}"
+    # Layers with a rule keep nothing but what they compute with; a module of the user may keep what it has computed.
+    kept = vars(module).items() if type(module).__module__.startswith("torch.nn") or module_rule(module) else ()
+    yield from (f"{key} {digest(value)}" for key, value in kept if isinstance(value, Tensor))
+    yield from (f"{key} {value!r}" for key, value in kept if isinstance(value, (list, dict)) and key[0] != "_")
+    # What a parametrization makes of its tensor is read anew at every use, and may come from anything that it keeps.
+    yield from (f"{key} {digest(getattr(module, key))}" for key in getattr(module, "parametrizations", {}))

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from locallip.arithmetic import alone
 from locallip.certify.crossing import Crossing
-from locallip.certify.inputs import as_batch, as_domain, as_labels, check_batch_size
-from locallip.certify.prover import LocalLayers, Method, Prover, another_seed, fingerprint, number_of_classes, state_of
+from locallip.certify.inputs import as_batch, as_deployed, as_domain, as_labels, check_batch_size
+from locallip.certify.prover import LocalLayers, Method, Prover, another_seed, fingerprint, number_of_classes
 from locallip.norms import Guarantee, LanczosNorm
 
 #: Proofs per input at most, fixed beforehand, for the failure probability is split over them; and which share of the guessed
@@ -73,7 +74,8 @@ class RadiusFinder:
     """`certified_radius` for many batches of one model, with the same arguments: what holds for all inputs is computed once.
 
     `seed_again` begins a new stream of random numbers, so that a batch gives the same radii whatever came before it.
-    `prover` is one that is there already and need not be made again; for "high_probability" it must allow for PROOFS probes.
+    `prover` is one that is there already and need not be made again: with the same arguments, of the same model, which has
+    not changed since; for "high_probability" it must allow for PROOFS probes.
     """
 
     @alone()
@@ -108,9 +110,20 @@ class RadiusFinder:
                 deployed_dtype=deployed_dtype,
                 method=method,
             )
+        else:
+            wanted = {
+                "model": model,
+                "input_shape": torch.Size(input_shape),
+                "guarantee": Guarantee.parse(guarantee),
+                "failure_prob": failure_prob,
+                "device": device or next((p.device for p in model.parameters()), prover.device),
+                "deployed_dtype": as_deployed(deployed_dtype),
+                "method": method,
+            }
+            _check_prover(prover, wanted)
         self.prover, self.guide = prover, _guide(prover, seed)
         self.classes = number_of_classes(prover)
-        self.fingerprint, self._state = fingerprint(model), state_of(model, self.prover.network)
+        self.fingerprint = fingerprint(model)
 
     def seed_again(self, seed: int) -> None:
         """Random numbers from here on are those of `seed`; it must have been chosen without knowledge of the weights."""
@@ -125,11 +138,25 @@ class RadiusFinder:
         below `below` (B,).
         """
         x = as_batch(x, self.model, self.input_domain)
-        if state_of(self.model, self.prover.network) != self._state:
-            raise RuntimeError("the model has changed since this RadiusFinder was made for it: make another one")
         search = _Search(self, x, as_labels(y, len(x), self.classes, x.device))
-        zero, far = torch.zeros(len(x)).to(x), torch.full((len(x),), float("inf")).to(x)
-        return search.radii(zero if least is None else least.to(x), far if below is None else below.to(x))
+        zero, far = x.new_zeros(len(x)), x.new_full((len(x),), float("inf"))
+        with self.prover.held(self.model, "RadiusFinder"):
+            return search.radii(zero if least is None else least.to(x), far if below is None else below.to(x))
+
+
+def _check_prover(prover: Prover, wanted: Mapping[str, Any]) -> None:
+    """Refuse bounds of another model, of other weights, or with other promises than those asked for."""
+    made = {**vars(prover), "input_shape": prover.network.input_shape}
+    for name, value in wanted.items():
+        if made[name] is not value and made[name] != value:
+            what = "" if name == "model" else f": {made[name]!r}, not {value!r}"
+            raise ValueError(
+                f"this prover was made with another {name}{what}; make one with the arguments of the RadiusFinder"
+            )
+    if prover.guarantee is Guarantee.HIGH_PROBABILITY and prover.probes < PROOFS:
+        raise ValueError(f"this prover divides failure_prob among {prover.probes} probes; radii need {PROOFS}")
+    with prover.held(prover.model, "prover"):
+        pass
 
 
 def _guide(prover: Prover, seed: int | None) -> Prover:
@@ -210,7 +237,7 @@ class _Search:
 
     def _margins(self, prover: Prover, local: LocalLayers, index: Tensor, eps: Tensor) -> Tensor:
         """The label's lead on each ball, (K,); NaN where anything behind it is not finite."""
-        parts = [torch.zeros(0).to(eps)]
+        parts = [eps.new_zeros(0)]
         for some, radius in zip(index.split(self.batch_size), eps.split(self.batch_size), strict=True):
             # Slopes would make every probe of the search with unmasked norms, which has many, as dear as the others.
             slopes = local != "none"

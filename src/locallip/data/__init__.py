@@ -2,6 +2,7 @@
 
 from locallip.data.embedded import load_embedded
 from locallip.data.errors import DamagedData, MissingData
+from locallip.data.image_set import pixels
 from locallip.data.images import READERS, DataName, ImageSet, Split, hold_out, load_images
 
 __all__ = [
@@ -14,4 +15,5 @@ __all__ = [
     "hold_out",
     "load_embedded",
     "load_images",
+    "pixels",
 ]

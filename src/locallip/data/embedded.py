@@ -26,7 +26,7 @@ SHA256: dict[Split, str] = {
 def load_embedded(split: Split = "train", folder: Path | None = None) -> tuple[Tensor, Tensor]:
     """Images (10000, 1, 28, 28) uint8 and labels (10000,) int64 of the "train" or the "test" split.
 
-    Pixels are 0 (background) to 255; divide by 255 for the usual [0, 1]. `folder` looks for the files elsewhere.
+    Pixels are 0 (background) to 255; `pixels` makes numbers in [0, 1] of them. `folder` looks for the files elsewhere.
     """
     if split not in get_args(Split):
         raise ValueError(f"unknown split {split!r}; choose one of {', '.join(map(repr, get_args(Split)))}")

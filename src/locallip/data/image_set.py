@@ -18,7 +18,7 @@ class ImageSet:
     Args:
         name: The data set, as `load_images` knows it.
         split: "train", "test", or "validation" for what `hold_out` took from the training images.
-        images: (N, C, H, W) uint8, 0 to 255; divide by 255 for the usual [0, 1].
+        images: (N, C, H, W) uint8, 0 to 255; `pixels` makes numbers in [0, 1] of them.
         labels: (N,) int64, positions in `classes`.
         classes: Their names.
     """
@@ -55,6 +55,15 @@ class ImageSet:
     def take(self, index: Tensor, split: str | None = None) -> ImageSet:
         """The images at these positions, as a set of its own."""
         return replace(self, images=self.images[index], labels=self.labels[index], split=split or self.split)
+
+
+def pixels(images: Tensor, device: torch.device | str | None = None) -> Tensor:
+    """images / 255 in float32, on `device`, for uint8 images: the points that certificates and attacks are about.
+
+    The division is the CPU's: on a GPU torch multiplies by 1/255, which moves some numbers by a unit in the last place, and
+    a certificate is about one point.
+    """
+    return (images.cpu().float() / 255).to(images.device if device is None else device)
 
 
 def hold_out(images: ImageSet, count: int, seed: int = 0) -> tuple[ImageSet, ImageSet]:

@@ -1,8 +1,9 @@
 """From a user's module to stages of affine maps and activations."""
 
 from locallip.network import activation_rules as _activation_rules  # noqa: F401 - registers its rules
-from locallip.network.checks import UnsupportedLayer, unwrap
-from locallip.network.lower import lower, steps_of
+from locallip.network.checks import UnsupportedLayer, check_no_cache, unwrap
+from locallip.network.described import Digests, bytes_of, described
+from locallip.network.lower import lower, lower_again
 from locallip.network.normalize import Normalize
 from locallip.network.precision import in_precision
 from locallip.network.rules import Affine, Refused, module_rule, register_layer
@@ -10,6 +11,7 @@ from locallip.network.stages import Network, Offset, PassThrough, Stage
 
 __all__ = [
     "Affine",
+    "Digests",
     "Network",
     "Normalize",
     "Offset",
@@ -17,10 +19,13 @@ __all__ = [
     "Refused",
     "Stage",
     "UnsupportedLayer",
+    "bytes_of",
+    "check_no_cache",
+    "described",
     "in_precision",
     "lower",
+    "lower_again",
     "module_rule",
     "register_layer",
-    "steps_of",
     "unwrap",
 ]

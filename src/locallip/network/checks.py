@@ -23,10 +23,14 @@ SUPPORTED = (
 )
 
 #: What torch's own layers call, as it was when this was imported: a program may have replaced it since.
-_CALLED = {
+_CALLED: dict[Any, str] = {
     torch: "tanh sigmoid",
     F: "linear conv1d conv2d conv3d batch_norm avg_pool1d avg_pool2d adaptive_avg_pool1d adaptive_avg_pool2d max_pool2d "
     "dropout dropout1d dropout2d dropout3d alpha_dropout relu relu6 hardtanh leaky_relu elu softplus",
+    # Methods are known by their names, so it counts what those stand for.
+    Tensor: "relu relu_ tanh sigmoid clone contiguous mean flatten view reshape squeeze unsqueeze unflatten expand permute "
+    "transpose t add add_ sub sub_ mul mul_ div div_ neg __add__ __radd__ __iadd__ __sub__ __rsub__ __isub__ __mul__ "
+    "__rmul__ __imul__ __truediv__ __rtruediv__ __itruediv__ __neg__ __getitem__",
 }
 _FUNCTIONS = [(space, name, getattr(space, name)) for space, names in _CALLED.items() for name in names.split()]
 
@@ -54,7 +58,7 @@ def unwrap(module: nn.Module) -> nn.Module:
 def check_module(module: nn.Module) -> None:
     """Refuse what tracing cannot see or the bound cannot use."""
     _check_parameters(module)
-    _check_no_hidden_code(module)
+    check_no_hidden_code(module)
     _check_parametrizations(module)
     _check_one_input(module)
 
@@ -65,7 +69,7 @@ def example(module: nn.Module, input_shape: Sequence[int], batch: int, seed: int
     dtype = stored[0].dtype if stored else torch.get_default_dtype()
     device = stored[0].device if stored else torch.device("cpu")
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(batch, *input_shape, generator=generator).to(dtype=dtype, device=device)
+    return torch.randn(batch, *input_shape, generator=generator, dtype=torch.float32).to(dtype=dtype, device=device)
 
 
 @torch.no_grad()  # what was made in inference mode and is asked for outside cannot be differentiated
@@ -88,7 +92,7 @@ def _is_plain(tensor: Tensor) -> bool:
     return own and tensor.layout == torch.strided and not tensor.is_complex() and not tensor.is_quantized
 
 
-def _check_no_hidden_code(module: nn.Module) -> None:
+def check_no_hidden_code(module: nn.Module) -> None:
     """Refuse what runs beside `forward` and is not seen in the graph."""
     everywhere = nn.modules.module
     if everywhere._global_forward_hooks or everywhere._global_forward_pre_hooks:
@@ -107,6 +111,8 @@ def _check_no_hidden_code(module: nn.Module) -> None:
         replaced = any(getattr(type(layer), call) is not getattr(nn.Module, call) or call in vars(layer) for call in calls)
         if "forward" in vars(layer) or replaced:
             raise UnsupportedLayer(f"{where} is not supported: its forward was replaced.")
+        if layer._compiled_call_impl is not None:  # which torch calls in place of forward, whoever has put it there
+            raise UnsupportedLayer(f"{where} is not supported: it was compiled in place; use torch.compile(model) instead.")
         for method in vars(layer):
             if inspect.isfunction(getattr(type(layer), method, None)):
                 raise UnsupportedLayer(f"{where} is not supported: its method {method} was replaced.")
@@ -128,6 +134,14 @@ def _check_parametrizations(module: nn.Module) -> None:
                 raise UnsupportedLayer(
                     f"'{where}' is another tensor at every reading. Only parametrizations without state are supported."
                 )
+
+
+def check_no_cache(module: nn.Module) -> None:
+    """Refuse to prove anything of weights that torch keeps from an earlier reading: they need not be the stored ones."""
+    if parametrize._cache_enabled and any(hasattr(layer, "parametrizations") for layer in module.modules()):
+        raise RuntimeError(
+            "inside torch.nn.utils.parametrize.cached() parametrized weights need not be the stored ones: leave it first"
+        )
 
 
 def _check_one_input(module: nn.Module) -> None:

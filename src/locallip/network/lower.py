@@ -25,6 +25,7 @@ from locallip.network.checks import (
     SUPPORTED,
     UnsupportedLayer,
     check_module,
+    check_no_hidden_code,
     check_same_function,
     check_same_operations,
     example,
@@ -94,8 +95,7 @@ class _Tracer(fx.Tracer):
         return _Proxy(node, self)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        known = rules.module_rule(m) is not None or isinstance(m, rules.RESHAPE_MODULES)
-        return known or super().is_leaf_module(m, module_qualified_name)
+        return rules.module_rule(m) is not None or super().is_leaf_module(m, module_qualified_name)
 
 
 @alone()
@@ -113,22 +113,13 @@ def lower(module: nn.Module, input_shape: Sequence[int]) -> Network:
 
 
 @alone()
-def steps_of(module: nn.Module) -> list[tuple[str, Tensor | None]]:
-    """What forward does now, traced anew: a text per step, and the tensor where that is neither parameter nor buffer.
-
-    Numbers and functions may come from anywhere, such as lists, dictionaries or other objects that a module keeps.
-    """
+def lower_again(module: nn.Module, input_shape: Sequence[int]) -> Network:
+    """As `lower`, without what it compares, which costs most: for telling whether the module is still what was lowered."""
     module = unwrap(module)
+    check_no_hidden_code(module)
     with _settled(), _as_it_was(module):
         root, graph = _traced(module)
-    known = {name for name, _ in (*root.named_parameters(), *root.named_buffers())}
-    found = []
-    for node in graph.nodes:
-        plain = node.op == "get_attr" and node.target not in known
-        value = operator.attrgetter(str(node.target))(root) if plain else None
-        text = f"{node.op} {node.target} {node.args} {node.kwargs}"
-        found.append((text, value if isinstance(value, Tensor) else None))
-    return found
+        return _Lowering(root, graph, example(module, input_shape, batch=2)).run()
 
 
 def _traced(module: nn.Module) -> tuple[_Root, fx.Graph]:
@@ -204,14 +195,7 @@ class _Lowering:
             raise self._unsupported(node, "the network must return one tensor that depends on its input")
         form = self.forms[result]
         self.stages.append(Stage("output", form.terms, form.offset, None, form.names))
-        return Network(self.like.shape[1:], tuple(self.stages), self._unregistered())
-
-    def _unregistered(self) -> dict[str, Tensor]:
-        """Tensors in the graph that are neither parameters nor buffers: plain attributes, by their path, and others."""
-        known = {name for name, _ in (*self.module.named_parameters(), *self.module.named_buffers())}
-        nodes = [node for node in self.graph.nodes if node.op == "get_attr" and node.target not in known]
-        found = {_inside_root(str(node.target)): self.values[node] for node in nodes}
-        return {path: value for path, value in found.items() if isinstance(value, Tensor)}
+        return Network(self.like.shape[1:], tuple(self.stages))
 
     def _visit(self, node: fx.Node) -> None:
         inputs = [arg for arg in node.all_input_nodes if arg in self.forms]
@@ -333,14 +317,12 @@ class _Lowering:
         in_shape = self.forms[inputs[0]].shape
         if node.op == "call_module":
             module = self.interpreter.fetch_attr(str(node.target))
-            if isinstance(module, rules.RESHAPE_MODULES):
-                return self._reshape(node, in_shape)
             rule = rules.module_rule(module)
             if rule is None:
                 raise rules.Refused("there is no rule for this type of layer")
             return rule(module, in_shape, self.like)
         if node.target in rules.RESHAPES:
-            return self._reshape(node, in_shape)
+            return rules.reshape(in_shape, self.values[node].shape, len(self.like))
         function = rules.FUNCTION_RULES.get(node.target)
         if function is None:
             raise rules.Refused("there is no rule for this operation")
@@ -351,12 +333,6 @@ class _Lowering:
 
     def _resolve(self, arg: Any) -> Any:
         return map_arg(arg, self._constant)
-
-    def _reshape(self, node: fx.Node, in_shape: torch.Size) -> rules.Affine:
-        out = self.values[node].shape
-        if len(out) < 2 or out[0] != self.like.shape[0] or out[1:].numel() != in_shape.numel():
-            raise rules.Refused(f"it turns the batch into {tuple(out)}; the first dimension must stay the batch")
-        return rules.reshape(in_shape, out[1:])
 
     def _follow(self, node: fx.Node, step: rules.Step) -> _Form:
         (source,) = [arg for arg in node.all_input_nodes if arg in self.forms]

@@ -45,7 +45,13 @@ AnyRule = TypeVar("AnyRule", bound=Callable[..., Step])
 MODULE_RULES: dict[type[nn.Module], ModuleRule] = {}
 FUNCTION_RULES: dict[Any, Callable[..., Step]] = {}
 #: What a rule describes, as it was when the rule was registered: a program may replace methods of torch's own classes.
-_METHODS: dict[type[nn.Module], list[Any]] = {}
+_METHODS: dict[type[nn.Module], dict[str, Any]] = {}
+#: What a class may have of its own and still be the layer it derives from: how it is made, shown, stored and copied.
+_APART = {
+    *("__init__", "__new__", "__init_subclass__", "reset_parameters", "train", "extra_repr", "__repr__", "_get_name"),
+    *("__getstate__", "__setstate__", "__deepcopy__", "_save_to_state_dict", "_load_from_state_dict"),
+    *("__dict__", "__weakref__", "__annotate__", "__annotate_func__"),
+}
 
 
 def register_layer(*types: type[nn.Module]) -> Callable[[AnyRule], AnyRule]:
@@ -60,15 +66,24 @@ def register_layer(*types: type[nn.Module]) -> Callable[[AnyRule], AnyRule]:
 
 
 def module_rule(module: nn.Module) -> ModuleRule | None:
-    """The rule for this module's type, or for a base class whose forward it has not changed."""
+    """The rule for this module's type, or for a base class of which it has changed no method.
+
+    Whatever was changed may be called by forward, and what forward does then is for tracing to see.
+    """
     for base in type(module).__mro__:
         if base in MODULE_RULES:
-            return MODULE_RULES[base] if _methods(type(module)) == _METHODS[base] else None
+            now = _methods(type(module))
+            return MODULE_RULES[base] if all(now.get(name) is was for name, was in _METHODS[base].items()) else None
     return None
 
 
-def _methods(kind: type[nn.Module]) -> list[Any]:
-    return [getattr(kind, name, None) for name in ("forward", "_conv_forward")]
+def _methods(kind: type[nn.Module]) -> dict[str, Any]:
+    """Methods and properties by name; of nn.Module's that they are its own, for torch.fx replaces some while it traces."""
+    found: dict[str, Any] = {}
+    for base in reversed(kind.__mro__):
+        methods = {name: value for name, value in vars(base).items() if hasattr(value, "__get__") and name not in _APART}
+        found.update(dict.fromkeys(methods, base) if base in (object, nn.Module) else methods)
+    return found
 
 
 def function_rule(*targets: Any) -> Callable[[AnyRule], AnyRule]:
@@ -210,8 +225,16 @@ def _dropout(in_shape: torch.Size, like: Tensor, p: float = 0.5, training: bool 
     return Affine(Identity(in_shape))
 
 
-def reshape(in_shape: torch.Size, out_shape: torch.Size) -> Affine:
-    return Affine(Identity(in_shape) if in_shape == out_shape else Reshape(in_shape, out_shape))
+@register_layer(nn.Flatten, nn.Unflatten)
+def _reshape_module(module: nn.Module, in_shape: torch.Size, like: Tensor) -> Affine:
+    return reshape(in_shape, module(like.new_zeros(len(like), *in_shape)).shape, len(like))
+
+
+def reshape(in_shape: torch.Size, out: torch.Size, batch: int) -> Affine:
+    """The same numbers in another shape; `out` is with the batch, which must stay the first dimension."""
+    if len(out) < 2 or out[0] != batch or out[1:].numel() != in_shape.numel():
+        raise Refused(f"it turns the batch into {tuple(out)}; the first dimension must stay the batch")
+    return Affine(Identity(in_shape) if in_shape == out[1:] else Reshape(in_shape, out[1:]))
 
 
 #: Functions and methods that keep the numbers of a sample in row-major order; the new shape is read off a trial run.
@@ -221,7 +244,6 @@ RESHAPES: set[Any] = {
 }
 #: Further views of a stored tensor; a value that depends on the input has no rule for them.
 VIEWS: set[Any] = {operator.getitem, "expand", "permute", "transpose", "t"}
-RESHAPE_MODULES: tuple[type[nn.Module], ...] = (nn.Flatten, nn.Unflatten)
 
 
 def scale(factor: Tensor | float, in_shape: torch.Size, like: Tensor) -> Affine:
@@ -321,8 +343,7 @@ def _mean(in_shape: torch.Size, like: Tensor, dim: Any = None, keepdim: bool = F
     if spatial not in (1, 2) or dims != list(range(2, spatial + 2)):
         raise Refused("only the mean over all spatial dimensions has a rule, such as x.mean(dim=(2, 3))")
     pooled = _adaptive(in_shape, like, 1).op
-    out = pooled.out_shape if keepdim else pooled.out_shape[:1]
-    return Affine(compose(reshape(pooled.out_shape, out).op, pooled))
+    return Affine(pooled if keepdim else compose(Reshape(pooled.out_shape, pooled.out_shape[:1]), pooled))
 
 
 # Arithmetic ------------------------------------------------------------------------------------------------------------

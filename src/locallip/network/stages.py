@@ -67,14 +67,10 @@ class Stage:
 
 @dataclass(frozen=True)
 class Network:
-    """A user's module as stages; calling it computes what the module computes.
-
-    `unregistered` are tensors that it computes with and that are neither parameters nor buffers, by their path.
-    """
+    """A user's module as stages; calling it computes what the module computes."""
 
     input_shape: torch.Size
     stages: tuple[Stage, ...]
-    unregistered: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __call__(self, x: Tensor) -> Tensor:
         values = [x]

@@ -17,7 +17,7 @@ from locallip.arithmetic import is_out_of_memory
 from locallip.certify import Certificate, Certifier, RadiusFinder, Verdict
 from locallip.certify.inputs import as_eps
 from locallip.certify.prover import Method
-from locallip.data import ImageSet
+from locallip.data import ImageSet, pixels
 from locallip.norms import Guarantee
 from locallip.processes import ALONE, Processes
 from locallip.proofs.check import contradictions, faults
@@ -251,7 +251,7 @@ def _certify_chunk(
     job: Job, certifier: Certifier, finder: RadiusFinder | None, images: ImageSet, chunk: slice, seed: int
 ) -> list[Row]:
     begin = time.perf_counter()
-    x, y = images.images[chunk].to(job.device).float() / 255, images.labels[chunk]
+    x, y = pixels(images.images[chunk], job.device), images.labels[chunk]
     certificate = _in_memory(certifier, chunk_seed(seed, chunk.start), lambda: certifier(x, y, job.eps))
     eps = float(as_eps(job.eps, 1, torch.device("cpu")))
     radii = [None] * len(x) if finder is None else _radii(finder, certificate, x, y, chunk_seed(seed, chunk.start, "radii"))

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from locallip.certify import Certificate, Certifier, Verdict
-from locallip.data import ImageSet
+from locallip.data import ImageSet, pixels
 from locallip.norms import Guarantee
 from locallip.proofs.check import VERDICTS, contradictions
 from locallip.proofs.journal import Say
@@ -102,7 +102,7 @@ def _certifier(settings: Settings, model: nn.Module, images: ImageSet, device: t
 
 
 def _again(row: Row, certifier: Certifier, images: ImageSet, settings: Settings, device: torch.device) -> list[str]:
-    x = images.images[row.index : row.index + 1].to(device).float() / 255
+    x = pixels(images.images[row.index : row.index + 1], device)
     try:
         for attempt in range(ATTEMPTS):
             if row.verdict == Verdict.ATTACKED:  # other starts and more steps: the point is there, and has to be found
@@ -127,7 +127,7 @@ def _radius_again(row: Row, certifier: Certifier, images: ImageSet, device: torc
     """Nothing, where the label is proved on a ball of about the row's radius."""
     if not row.radius or row.radius == row.eps:  # a verdict CERTIFIED, which is repeated as such
         return []
-    x = images.images[row.index : row.index + 1].to(device).float() / 255
+    x = pixels(images.images[row.index : row.index + 1], device)
     shorter = row.radius * (1 - TOLERANCE)
     for _ in range(ATTEMPTS):
         found = certifier(x, images.labels[row.index : row.index + 1], shorter)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import copy
 import math
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +17,7 @@ from locallip.bounds import Trace
 from locallip.certify import Verdict, certified_radius
 from locallip.certify.inputs import as_eps
 from locallip.certify.prover import LocalLayers, Prover, fingerprint
-from locallip.data import ImageSet
+from locallip.data import ImageSet, pixels
 from locallip.norms import Guarantee
 from locallip.proofs.rows import Row
 from locallip.proofs.settings import structure_of
@@ -33,8 +34,8 @@ TRIED = 2
 FOLLOWED = 12
 #: Images bounded together.
 TOGETHER = 4
-#: Added to the seed where something is proved: training draws saved vectors with its own seed and some beyond it, which is 0
-#: as here unless somebody says otherwise, and the starts of a proof must not be those that the weights were trained with.
+#: Added to a given seed where something is proved: training draws saved vectors with its own seed and some beyond it, and
+#: the starts of a proof must not be those that the weights were trained with.
 PROOF_SEED = 6_000_011
 
 
@@ -43,6 +44,7 @@ class Explorer:
     """Bounds of chosen images of a data set at every radius of the grid; `local` are the layers with norms per image.
 
     `radii` looks for the largest radius of images that no certificate gives one; without, it is the largest of the grid.
+    Without a `seed`, proofs draw one, which the values note: weights could be made for one that is known beforehand.
     """
 
     model: nn.Module
@@ -50,7 +52,7 @@ class Explorer:
     eps: str
     guarantee: str = "high_probability"
     local: LocalLayers = "dense"
-    seed: int = 0
+    seed: int | None = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     say: Callable[[str], None] = field(default=lambda line: None)
     radii: bool = False
@@ -65,16 +67,18 @@ class Explorer:
         model = self.model.to(self.device)
         # A radius of the grid is at most bounded twice, the second time with slopes.
         probes = 2 * len(GRID)
-        seed = self.seed + PROOF_SEED
+        seed = secrets.randbits(62) if self.seed is None else self.seed + PROOF_SEED
         prover = Prover(model, self.images.shape, self.guarantee, probes=probes, seed=seed, device=self.device)
         grid = as_eps(self.eps, 1, self.device) * torch.tensor(GRID, dtype=torch.float64, device=self.device)
         found: list[dict[str, Any]] = []
         shown: Trace | None = None
         for begin in range(0, len(places), TOGETHER):
             part = list(places[begin : begin + TOGETHER])
-            trace, lead = self._bounds(prover, part, grid)
+            with prover.held(model, "Explorer"):
+                trace, lead = self._bounds(prover, part, grid)
             shown = shown or trace
-            found += self._images(prover, part, grid, trace, lead, rows)
+            # Other random numbers than those of the grid: each proof has its own.
+            found += self._images(part, grid, trace, lead, rows, (seed + 1) % 2**63)
             self.say(f"explored {len(found)} of {len(places)} images")
         network = {
             "name": "",
@@ -83,6 +87,7 @@ class Explorer:
             "eps": float(grid[GRID.index(1.0)]),
             "eps_text": self.eps,
             "guarantee": Guarantee.parse(self.guarantee).value,
+            "proof_seed": str(seed),  # as text: JavaScript has no whole numbers of that size
             "grid": [_down(float(r), 9) for r in grid],
             "layers": _layers(prover, shown) if shown is not None else [],
             "global_lipschitz": [_up(float(v)) for v in prover.ceiling.lipschitz[1:]],
@@ -94,7 +99,7 @@ class Explorer:
 
     def _pixels(self, places: Sequence[int]) -> tuple[Tensor, Tensor]:
         index = torch.tensor(list(places))
-        x = (self.images.images[index].to(self.device).float() / 255).double()
+        x = pixels(self.images.images[index], self.device).double()
         return x, self.images.labels[index].to(self.device)
 
     def _bounds(self, prover: Prover, places: Sequence[int], grid: Tensor) -> tuple[Trace, Tensor]:
@@ -112,7 +117,7 @@ class Explorer:
         return trace, lead
 
     def _images(
-        self, prover: Prover, places: Sequence[int], grid: Tensor, trace: Trace, lead: Tensor, rows: Mapping[int, Row]
+        self, places: Sequence[int], grid: Tensor, trace: Trace, lead: Tensor, rows: Mapping[int, Row], seed: int
     ) -> list[dict[str, Any]]:
         x, y = self._pixels(places)
         size, count = len(grid), len(places)
@@ -123,8 +128,8 @@ class Explorer:
         slopes.append(trace.lipschitz.reshape(count, size))
         kept = [(varying.outputs > 0).reshape(count, size, *varying.outputs.shape[1:]) for varying in trace.varying]
         exact = copy.deepcopy(self.model).double()
-        far = self._radii(x, y, [rows.get(int(place)) for place in places])
-        attack = nearest(exact, x, y, TOP * float(grid[GRID.index(1.0)]), self.seed)
+        far = self._radii(x, y, [rows.get(int(place)) for place in places], seed)
+        attack = nearest(exact, x, y, TOP * float(grid[GRID.index(1.0)]), self.seed or 0)
         found = []
         for k, place in enumerate(places):
             right = bool(logits[k].argmax() == y[k])
@@ -145,13 +150,11 @@ class Explorer:
             found.append(image | _verdict(image, grid, rows.get(int(place)), far[k]))
         return found
 
-    def _radii(self, x: Tensor, y: Tensor, rows: Sequence[Row | None]) -> list[float | None]:
+    def _radii(self, x: Tensor, y: Tensor, rows: Sequence[Row | None], seed: int) -> list[float | None]:
         """Certified radii of the images whose row has none, where they are wanted; None for the others."""
         wanted = [k for k, row in enumerate(rows) if self.radii and (row is None or row.radius is None)]
         found: list[float | None] = [None] * len(rows)
         if wanted:
-            # Other random numbers than those of the grid: each proof has its own.
-            seed = self.seed + PROOF_SEED + 1
             again = certified_radius(self.model, x[wanted], y[wanted], guarantee=self.guarantee, seed=seed)
             for k, radius in zip(wanted, again, strict=True):
                 found[k] = float(radius)
@@ -161,7 +164,7 @@ class Explorer:
         x, _ = self._pixels(places)
         eps = as_eps(self.eps, len(x), self.device).double()
         self.say("following norms until they converge")
-        return steps_to_converge(prover.network, prover.trace(x, eps, local="none"), self.seed)
+        return steps_to_converge(prover.network, prover.trace(x, eps, local="none"), self.seed or 0)
 
 
 def chosen(count: int, images: int, rows: Sequence[Row]) -> list[int]:

@@ -7,6 +7,7 @@ outward rounding. All columns speak of the same points, pixels / 255 in float32,
 from __future__ import annotations
 
 import copy
+import secrets
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from locallip.bounds import CeilingNorm, GlobalBound, global_bound, propagate, w
 from locallip.certify import certify
 from locallip.certify.inputs import as_eps, as_labels, check_batch_size, check_model
 from locallip.certify.prover import lead
+from locallip.data import pixels
 from locallip.network import Network, lower
 from locallip.norms import Guarantee, NormRule, PowerNorm
 
@@ -31,8 +33,8 @@ LIPSCHITZ_IMAGES = 100
 FIRST_IMAGES = 100
 #: A part that takes longer says how far it is.
 PATIENCE_SECONDS = 15.0
-#: Offsets of the seeds: training may have drawn the weights with the seed itself, and proofs want starts of their own.
-_ATTACK_SEED, _ESTIMATE_SEED, _PROOF_SEED = 1_000_003, 2_000_003, 3_000_017
+#: Offsets of the seed: training may have drawn the weights with the seed itself.
+_ATTACK_SEED, _ESTIMATE_SEED = 1_000_003, 2_000_003
 
 
 class Images(Protocol):
@@ -55,6 +57,7 @@ def evaluate(
     failure_prob: float = 1e-9,
     batch_size: int = 500,
     seed: int = 0,
+    proof_seed: int | None = None,
     input_domain: tuple[float, float] | None = None,
     device: torch.device | str | None = None,
     say: Callable[[str], None] | None = None,
@@ -69,6 +72,8 @@ def evaluate(
     certified: `certify` with failure probability `failure_prob` per image, of those that PGD did not break; the others count
         as not certified.
     global_certified: the part of it that needed unmasked norms alone.
+    proof_seed: that of the proofs' random starts, drawn unless given: weights follow from the seed of their training, and
+        could be made for any that is known beforehand.
     first: how many of the first images (FIRST_IMAGES) are right and certified, in numbers.
     global_lipschitz, local_lipschitz: estimates; the local one is the mean over the first images (LIPSCHITZ_IMAGES).
 
@@ -77,12 +82,13 @@ def evaluate(
     """
     check_batch_size(batch_size)
     check_model(model)
+    proof_seed = secrets.randbits(62) if proof_seed is None else proof_seed
     run = _Evaluation(model, images, eps, limit, batch_size, input_domain, device, say)
     if run.is_finite:
-        run.columns(pgd_steps, power_steps, failure_prob, seed)
+        run.columns(pgd_steps, power_steps, failure_prob, seed, proof_seed)
     else:
         run.tell("the weights are not finite: every image counts as wrong")
-    return run.result(pgd_steps, power_steps, failure_prob, getattr(images, "split", None), str(eps))
+    return run.result(pgd_steps, power_steps, failure_prob, proof_seed, getattr(images, "split", None), str(eps))
 
 
 class _Evaluation:
@@ -104,8 +110,8 @@ class _Evaluation:
         self.device = here if device is None else torch.device(device)
         self.model.to(self.device)
         self.batch_size, self.domain, self.say = batch_size, domain, say
-        pixels, labels = _first(images, limit)
-        self.x = pixels.to(self.device).float() / 255
+        first, labels = _first(images, limit)
+        self.x = pixels(first, self.device)
         self.y = labels.to(self.device)
         self.exact_eps = as_eps(eps, 1, self.device)
         self.eps = _rounded_up(self.exact_eps)
@@ -117,7 +123,7 @@ class _Evaluation:
         self.global_lipschitz, self.local_lipschitz = float("nan"), float("nan")
         self.seconds: dict[str, float] = {}
 
-    def columns(self, pgd_steps: int, power_steps: int, failure_prob: float, seed: int) -> None:
+    def columns(self, pgd_steps: int, power_steps: int, failure_prob: float, seed: int, proof_seed: int) -> None:
         network = lower(self.model, self.x.shape[1:])
         classes = network.output_shape.numel()
         if len(network.output_shape) != 1 or classes < 2:
@@ -131,7 +137,7 @@ class _Evaluation:
             with self._part("estimate"):
                 self.shares["estimate"] = self._estimated(network, power_steps, seed + _ESTIMATE_SEED)
         with self._part("certified"):
-            self._certified(failure_prob, seed + _PROOF_SEED)
+            self._certified(failure_prob, proof_seed)
 
     def _clean(self, network: Network) -> Tensor:
         everything = torch.arange(len(self.x), device=self.device)
@@ -237,7 +243,9 @@ class _Evaluation:
         if self.say is not None:
             self.say(line)
 
-    def result(self, pgd_steps: int, power_steps: int, failure_prob: float, split: str | None, eps: str) -> dict[str, Any]:
+    def result(
+        self, pgd_steps: int, power_steps: int, failure_prob: float, proof_seed: int, split: str | None, eps: str
+    ) -> dict[str, Any]:
         return {
             "split": split,
             "images": len(self.x),
@@ -250,6 +258,7 @@ class _Evaluation:
             "certified": self._per_cent("certified"),
             "guarantee": Guarantee.HIGH_PROBABILITY.value,
             "failure_prob": failure_prob,
+            "proof_seed": proof_seed,
             "global_certified": self._per_cent("global_certified"),
             "first": {
                 "images": min(FIRST_IMAGES, len(self.x)),
@@ -264,14 +273,14 @@ class _Evaluation:
 
 def _first(images: Images, limit: int | None) -> tuple[Tensor, Tensor]:
     """The first `limit` images and labels, all of them where there are fewer."""
-    pixels, labels = images.images, images.labels
-    if pixels.dtype != torch.uint8 or pixels.dim() != 4:
-        raise TypeError(f"images must be (N, C, H, W) of uint8, got {tuple(pixels.shape)} of {pixels.dtype}")
+    found, labels = images.images, images.labels
+    if found.dtype != torch.uint8 or found.dim() != 4:
+        raise TypeError(f"images must be (N, C, H, W) of uint8, got {tuple(found.shape)} of {found.dtype}")
     if limit is not None and limit < 1:
         raise ValueError(f"limit must be at least 1, got {limit}")
-    if not len(pixels) or len(pixels) != len(labels):
-        raise ValueError(f"there are {len(pixels)} images and {len(labels)} labels; give as many of both, at least one")
-    return pixels[:limit], labels[:limit]
+    if not len(found) or len(found) != len(labels):
+        raise ValueError(f"there are {len(found)} images and {len(labels)} labels; give as many of both, at least one")
+    return found[:limit], labels[:limit]
 
 
 def _rounded_up(eps: Tensor) -> Tensor:

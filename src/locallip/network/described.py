@@ -1,0 +1,97 @@
+"""What a network is, as text: the classes and settings of its parts, and digests of the numbers that it reads now."""
+
+from __future__ import annotations
+
+import hashlib
+import types
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from locallip.activations import Clip, SortPairs
+from locallip.network.stages import Network
+from locallip.ops import Compose, Conv, Dense, Diagonal, LinearOp, Sum
+
+_PLAIN = (type(None), bool, int, float, str, bytes, torch.dtype, torch.device, torch.Size, type)
+
+
+class Digests:
+    """SHA-256 of tensors, each once: layers and networks read the same ones."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[Any, ...], tuple[Tensor, str]] = {}
+
+    def __call__(self, tensor: Tensor) -> str:
+        place = (tensor.data_ptr(), tensor.device, tensor.dtype, tensor.shape, tensor.stride())
+        if not tensor.numel() or place not in self._known:  # the tensor is kept, so that its memory is not used again
+            self._known[place] = tensor, hashlib.sha256(bytes_of(tensor)).hexdigest()
+        return f"{tuple(tensor.shape)} {tensor.dtype} {self._known[place][1]}"
+
+
+def bytes_of(tensor: Tensor) -> memoryview:
+    """The numbers of a tensor in row-major order, without a copy where they are so already."""
+    stored = tensor.detach().cpu().contiguous()
+    return stored.as_strided((stored.numel(),), (1,)).view(torch.uint8).numpy().data  # one number may keep any stride
+
+
+@torch.no_grad()
+def described(network: Network, digest: Digests) -> list[str]:
+    """Equal for networks that compute the same in the same way; names are left out."""
+    found = [f"{tuple(network.input_shape)}"]
+    for stage in network.stages:
+        found.extend(_parts((stage.terms, [op for op, _ in stage.offset.parts], stage.activation), digest))
+    return [*found, *(digest(value) for value in read_by(network))]
+
+
+def read_by(network: Network) -> Iterator[Tensor]:
+    """The numbers that a network reads now, which need not be those of the module that a worker has.
+
+    In a deep copy of a worker they are the first module's, and where a layer or a tensor was exchanged, those from before.
+    """
+    for stage in network.stages:
+        for op in stage.terms.values():
+            yield from _read_by_op(op)
+        yield from (value(torch.float64) for _, value in stage.offset.parts)
+        if isinstance(stage.activation, (Clip, SortPairs)):
+            yield from (torch.as_tensor(end) for end in stage.activation.thresholds(torch.float64))
+
+
+def _read_by_op(op: LinearOp) -> Iterator[Tensor]:
+    if isinstance(op, Compose):
+        yield from (*_read_by_op(op.outer), *_read_by_op(op.inner))
+    elif isinstance(op, Sum):
+        yield from (value for part in op.parts for value in _read_by_op(part))
+    elif isinstance(op, (Dense, Conv)):
+        yield op.weight()
+    elif isinstance(op, Diagonal):
+        yield op.factor(torch.float64)
+
+
+def _parts(value: Any, digest: Digests, within: frozenset[int] = frozenset()) -> Iterator[str]:
+    """A value and, where it is an object of any kind, what it keeps; of functions what they were made with.
+
+    Modules are left out: what is read of them is in `read_by`, and they keep much that no bound reads.
+    """
+    if isinstance(value, Tensor):
+        yield digest(value)
+    elif isinstance(value, np.ndarray):
+        yield f"{value.dtype} {value.shape} {hashlib.sha256(value.tobytes()).hexdigest()}"
+    elif isinstance(value, _PLAIN):
+        yield repr(value)
+    elif id(value) not in within:
+        yield type(value).__qualname__
+        for part in _kept_by(value):
+            yield from _parts(part, digest, within | {id(value)})
+
+
+def _kept_by(value: Any) -> Iterable[Any]:
+    if isinstance(value, Mapping):
+        return [*value.keys(), *value.values()]
+    if isinstance(value, (list, tuple)):
+        return value
+    if isinstance(value, types.FunctionType):
+        return [value.__qualname__, *(cell.cell_contents for cell in value.__closure__ or ())]
+    return [] if isinstance(value, nn.Module) else [part for pair in getattr(value, "__dict__", {}).items() for part in pair]
