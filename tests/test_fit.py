@@ -531,7 +531,7 @@ SECTIONS = {
     "training": {"seconds", "epochs", "steps", "seconds_per_epoch", "peak_memory_gb", "starts_gb", "validation"},
     "evaluation": {
         *("split", "images", "eps", "clean", "pgd", "pgd_steps", "estimate", "power_steps", "certified", "guarantee"),
-        *("failure_prob", "global_certified", "global_lipschitz", "local_lipschitz", "seconds"),
+        *("failure_prob", "proof_seed", "global_certified", "global_lipschitz", "local_lipschitz", "seconds"),
     },
     "model": {"sha256", "parameters", "dtype"},
 }

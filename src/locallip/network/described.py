@@ -42,7 +42,7 @@ def described(network: Network, digest: Digests) -> list[str]:
     """Equal for networks that compute the same in the same way; names are left out."""
     found = [f"{tuple(network.input_shape)}"]
     for stage in network.stages:
-        found.extend(_parts((stage.terms, [op for op, _ in stage.offset.parts], stage.activation), digest))
+        _tell((stage.terms, [op for op, _ in stage.offset.parts], stage.activation), digest, found)
     return [*found, *(digest(value) for value in read_by(network))]
 
 
@@ -70,21 +70,21 @@ def _read_by_op(op: LinearOp) -> Iterator[Tensor]:
         yield op.factor(torch.float64)
 
 
-def _parts(value: Any, digest: Digests, within: frozenset[int] = frozenset()) -> Iterator[str]:
+def _tell(value: Any, digest: Digests, found: list[str], within: tuple[int, ...] = ()) -> None:
     """A value and, where it is an object of any kind, what it keeps; of functions what they were made with.
 
     Modules are left out: what is read of them is in `read_by`, and they keep much that no bound reads.
     """
-    if isinstance(value, Tensor):
-        yield digest(value)
+    if isinstance(value, _PLAIN):
+        found.append(repr(value))
+    elif isinstance(value, Tensor):
+        found.append(digest(value))
     elif isinstance(value, np.ndarray):
-        yield f"{value.dtype} {value.shape} {hashlib.sha256(value.tobytes()).hexdigest()}"
-    elif isinstance(value, _PLAIN):
-        yield repr(value)
+        found.append(f"{value.dtype} {value.shape} {hashlib.sha256(value.tobytes()).hexdigest()}")
     elif id(value) not in within:
-        yield type(value).__qualname__
+        found.append(type(value).__qualname__)
         for part in _kept_by(value):
-            yield from _parts(part, digest, within | {id(value)})
+            _tell(part, digest, found, (*within, id(value)))
 
 
 def _kept_by(value: Any) -> Iterable[Any]:

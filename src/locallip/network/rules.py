@@ -79,11 +79,18 @@ def module_rule(module: nn.Module) -> ModuleRule | None:
 
 def _methods(kind: type[nn.Module]) -> dict[str, Any]:
     """Methods and properties by name; of nn.Module's that they are its own, for torch.fx replaces some while it traces."""
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = dict.fromkeys(_OF_MODULE, nn.Module)
     for base in reversed(kind.__mro__):
-        methods = {name: value for name, value in vars(base).items() if hasattr(value, "__get__") and name not in _APART}
-        found.update(dict.fromkeys(methods, base) if base in (object, nn.Module) else methods)
+        if base not in (object, nn.Module):
+            found.update(_own_methods(base))
     return found
+
+
+def _own_methods(kind: type) -> dict[str, Any]:
+    return {name: value for name, value in vars(kind).items() if hasattr(value, "__get__") and name not in _APART}
+
+
+_OF_MODULE = [*_own_methods(object), *_own_methods(nn.Module)]
 
 
 def function_rule(*targets: Any) -> Callable[[AnyRule], AnyRule]:
