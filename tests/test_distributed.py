@@ -20,6 +20,8 @@ from locallip.proofs.journal import chunks_of
 from locallip.proofs.rows import read_rows
 from locallip.proofs.shared import own_file, own_files, recovered
 from locallip.training.batches import Epoch
+from locallip.training.fit import Options, fit
+from locallip.training.progress import Silent
 from locallip.training.recipe import Recipe, WrongRecipe
 from locallip.training.share import share_of
 
@@ -229,6 +231,17 @@ def test_a_batch_that_does_not_divide_is_refused() -> None:
         WrongRecipe, match="batch = 16 does not divide among 3 processes: make it a multiple of 3, or start 2"
     ):
         share_of(16, 100, Processes(0, 3))
+
+
+def test_what_cannot_be_shared_leaves_no_folder_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next try, with another batch, must not find a run of this one."""
+    monkeypatch.setattr(Processes, "use", lambda self, device: None)
+    monkeypatch.setattr(Processes, "from_first", lambda self, value: value)
+    monkeypatch.setattr(Processes, "wait", lambda self: None)
+    options = Options(out=tmp_path / "run", device=torch.device("cpu"), together=Processes(0, 3))
+    with pytest.raises(WrongRecipe, match="does not divide among 3 processes"):
+        fit(recipe(16), options, Silent())
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_process_alone_asks_nobody() -> None:

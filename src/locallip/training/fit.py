@@ -59,10 +59,11 @@ def fit(recipe: Recipe, options: Options, show: Display | None = None) -> dict[s
         train, validation, test = _data(recipe, options, show.say)
     if not options.resume and together.first:  # before there is a folder
         _check_results(options, recipe, len(test.labels))
-    with _folder(recipe, options) as folder:
+    # Refuses what cannot be shared or has no room, so before there is a folder, too.
+    run = Run(recipe, train, RunFolder(options.out), device, show, options.compiled, together)
+    with _folder(recipe, options):
         if together.first:
             _check_results(options, recipe, len(test.labels))
-        run = Run(recipe, train, folder, device, show, options.compiled, together)
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             run.prepare(options.resume, options.announce)
             with interrupts() as asked_to_stop, closing(show):  # a live line hides the cursor until it is closed
@@ -80,11 +81,11 @@ def _resumes(options: Options) -> bool:
 
 
 @contextmanager
-def _folder(recipe: Recipe, options: Options) -> Iterator[RunFolder]:
+def _folder(recipe: Recipe, options: Options) -> Iterator[None]:
     """The run folder, kept to this process; one that holds a run is not touched before it is ours."""
     folder, fields = RunFolder(options.out), dataclasses.asdict(recipe)
     if not options.together.first:
-        yield folder
+        yield
         return
     with ExitStack() as held:
         if options.resume and (options.out / "config.json").is_file():
@@ -93,7 +94,7 @@ def _folder(recipe: Recipe, options: Options) -> Iterator[RunFolder]:
             folder.make()
             held.enter_context(folder.in_use())
         RunFolder.create(options.out, fields, options.resume, defaults=recipe_defaults())
-        yield folder
+        yield
 
 
 def _data(recipe: Recipe, options: Options, say: Callable[[str], None]) -> tuple[ImageSet, ImageSet | None, ImageSet]:

@@ -82,6 +82,7 @@ class Run:
         self.step, self.seconds, self.skipped, self.others = 0, 0.0, 0.0, 0.0
         self.share = share_of(recipe.batch, self.count, together)
         self._train = train if together.size == 1 else train.take(self.share.samples(self.count))
+        self.plan = plan_memory(recipe, self.model, self._train, device, self.share.part, together.local_size)
 
     def prepare(self, resume: bool, announce: bool = True) -> None:
         """Say what will be needed, check that it is there, and put images, network and state in place."""
@@ -89,7 +90,7 @@ class Run:
         size = f"{recipe.architecture.upper()} with {num_parameters(self.model):,} parameters"
         say(f"{recipe.name}: {size}, method {recipe.method}")
         say(f"  {self.count:,} images of {recipe.data}, {self.total:,} steps of {recipe.batch} on {self.machines}")
-        plan = plan_memory(self.recipe, self.model, self._train, self.device, self.share.part, self.together.local_size)
+        plan = self.plan
         say(f"  {plan}" + (" in each process" if self.together.size > 1 else ""))
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
