@@ -601,7 +601,7 @@ def test_validation_images_take_no_part_in_training(trained):
 def test_metrics_have_one_row_an_epoch_with_the_setting_of_its_last_step(trained):
     folder, r, _ = trained
     rows = RunFolder(folder / "run").metrics()
-    assert [row["epoch"] for row in rows] == list(range(1, 11))
+    assert [row["epoch"] for row in rows] == list(range(1, 21))
     assert [row["step"] for row in rows] == [3 * epoch for epoch in range(1, 11)]
     assert [row["eps"] for row in rows[2:]] == [r.eps_train] * 8
     shown = {"clean", "robust", "local_bound", "global_bound", "learning_rate", "mix", "seconds", "local_norms", "varying"}

@@ -7,12 +7,13 @@ import dataclasses
 import pytest
 import torch
 
+from locallip.costs import IMAGENET, size_of
 from locallip.data import ImageSet, load_images
 from locallip.models import build_model
 from locallip.norms import WarmStarts
 from locallip.norms.rows import Rows
 from locallip.training.engine import Engine
-from locallip.training.memory import DTYPES, Need, Plan, fitting, needed, plan_memory
+from locallip.training.memory import DTYPES, STEP_BYTES_PER_UNIT, Need, Plan, fitting, needed, plan_memory
 from locallip.training.recipe import Recipe, WrongRecipe, find
 
 CUDA, CPU = torch.device("cuda"), torch.device("cpu")
@@ -61,13 +62,13 @@ def test_a_batch_is_cut_into_pieces_that_fit(free, host, home, numbers, pieces) 
 
 
 def test_images_of_a_usual_size_fit_a_usual_gpu() -> None:
-    """A bound for 224 x 224 pixels keeps a gigabyte an image: whole batches would need a hundred."""
+    """The bound of 8C2F for 224 x 224 pixels keeps a gigabyte an image: a whole batch would need a hundred."""
     recipe = dataclasses.replace(find("tiny-imagenet-8c2f-local-b"), starts="random", power_steps=5)
-    model = build_model(recipe.architecture, (3, 224, 224), 1000, recipe.activation)
-    need = needed(recipe, model, of_size(1000, (3, 224, 224)))
-    plan = fitting(recipe, need, CUDA, 24e9, 64e9)
-    assert plan.pieces > 1
-    assert need.step / plan.pieces < 24e9
+    size = size_of("8c2f", IMAGENET[1])
+    step = size.numbers * STEP_BYTES_PER_UNIT * recipe.batch
+    assert step > 1e11
+    plan = fitting(recipe, Need(dict.fromkeys(DTYPES, 0), step, 2 * GB), CUDA, 24e9, 64e9)
+    assert (plan.home, plan.pieces) == (CUDA, 8)
 
 
 @pytest.mark.parametrize(

@@ -62,12 +62,13 @@ def data_of(card: ModelCard) -> str:
     return find(card.recipe).data
 
 
-#: A CPU certifies a hundred images with these; the local bound of a larger network takes it a minute an image.
-SMALL = [card for card in model_cards() if data_of(card) != "tiny-imagenet"]
+#: Networks of which a CPU certifies a hundred images in a minute; there is one of every architecture but the largest.
+QUICK = ("mnist-4c3f-local-g", "cifar10-4c3f-local-b", "cifar10-6c2f-local-b", "cifar10-6c2f-maxmin-local-b")
+SMALL = [card for card in model_cards() if card.name in QUICK]
 
 
 @pytest.mark.parametrize("card", [card for card in model_cards() if card not in SMALL], ids=lambda card: card.name)
-def test_a_large_network_is_right_where_its_card_says(card: ModelCard, test_images) -> None:
+def test_other_networks_are_right_where_their_cards_say(card: ModelCard, test_images) -> None:
     images = test_images(data_of(card))
     right = load_model(card.name)(images.images[:COUNT].float() / 255).argmax(1) == images.labels[:COUNT]
     assert abs(int(right.sum()) - card.evaluation["first"]["clean"]) <= 1
@@ -96,10 +97,10 @@ def test_a_network_certifies_what_its_card_says(card: ModelCard, test_images) ->
 def test_a_network_is_certified_without_any_chance(test_images) -> None:
     """The deterministic proof of a network with four convolutions: the same verdicts as with high probability."""
     images = test_images("mnist")
-    x, y = images.images[:30].float() / 255, images.labels[:30]
+    x, y = images.images[:12].float() / 255, images.labels[:12]
     model = load_model("mnist-4c3f-local-g")
     proved, likely = (
         ll.certify(model, x, y, "1.58", guarantee=guarantee, seed=0) for guarantee in ("deterministic", "high_probability")
     )
     assert proved.verdicts == likely.verdicts
-    assert int(proved.certified.sum()) > 10
+    assert int(proved.certified.sum()) > 4

@@ -15,7 +15,7 @@ from locallip.norms import CholeskyNorm, ExactNorm, PowerNorm
 from tests.random_networks import ACTIVATIONS, BODIES, random_network
 
 KINDS = [(body, activation) for body in BODIES for activation in ACTIVATIONS]
-SAMPLES, STARTS, STEPS = 2, 24, 12
+SAMPLES, STARTS, STEPS = 2, 16, 8
 
 
 def search(objective, x: Tensor, eps: Tensor) -> Tensor:
@@ -145,7 +145,7 @@ def _no_slope_is_exceeded(model, points: Tensor, lipschitz: Tensor) -> None:
 
 
 @given(**networks)
-@thorough
+@settings(thorough, max_examples=80)
 def test_smaller_eps_never_gives_a_larger_bound_and_local_never_exceeds_global(kind, seed, gain, radius):
     model, shape = random_network(*kind, seed, gain)
     x = draw_inputs(shape, seed)
@@ -156,7 +156,7 @@ def test_smaller_eps_never_gives_a_larger_bound_and_local_never_exceeds_global(k
 
 
 @given(**networks)
-@thorough
+@settings(thorough, max_examples=100)
 def test_the_guarantees_are_ordered(kind, seed, gain, radius):
     """estimate <= the exact product <= deterministic, and high probability is an upper bound close to it."""
     model, shape = random_network(*kind, seed, gain)
@@ -174,13 +174,13 @@ def test_the_guarantees_are_ordered(kind, seed, gain, radius):
 
 
 @given(**networks)
-@thorough
+@settings(thorough, max_examples=100)
 def test_no_certified_input_is_broken_by_search(kind, seed, gain, radius):
     certify_and_attack(kind, seed, gain, "local")
 
 
 @given(**networks)
-@settings(thorough, max_examples=60)
+@settings(thorough, max_examples=40)
 def test_no_input_certified_with_slopes_is_broken_by_search(kind, seed, gain, radius):
     certify_and_attack(kind, seed, gain, "auto")
 

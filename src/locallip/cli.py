@@ -26,7 +26,7 @@ from locallip.breaking import BrokenCertificate
 from locallip.completion import Completed, script
 from locallip.data import DamagedData, MissingData
 from locallip.options import WrongOption, check, device_of, options_of, radius_of
-from locallip.processes import LostProcess, TooManyProcesses, processes
+from locallip.processes import Disagreeing, LostProcess, TooManyProcesses, processes
 from locallip.proofs import WrongRows
 from locallip.provenance import hardware
 from locallip.proving import Disagreement, certify, verify
@@ -288,6 +288,7 @@ WRONG = (
     DamagedData,
     RunFolderError,
     TooManyProcesses,
+    Disagreeing,
     OSError,
 )
 FAILED = (MissingAttack, Diverged, LostProcess)

@@ -23,6 +23,10 @@ class TooManyProcesses(ValueError):
     """More processes than GPUs; the message is for the user."""
 
 
+class Disagreeing(ValueError):
+    """The processes of a run were asked for different things; the message is for the user."""
+
+
 class LostProcess(RuntimeError):
     """Another process of the run is gone, or cannot be reached; the message is for the user."""
 
@@ -140,6 +144,18 @@ class Processes:
             for rank, theirs in enumerate(others, start=1):
                 dist.recv(_as_bytes(theirs), rank)
         return [here, *others]
+
+    def check_same(self, asked: Mapping[str, object]) -> None:
+        """Refuse where another process was asked for something else, or has read other files under the same names."""
+        everybody = self.all_gathered(dict(asked))
+        for rank, theirs in enumerate(everybody):
+            for name in everybody[0].keys() | theirs.keys():
+                here, there = everybody[0].get(name), theirs.get(name)
+                if here != there:
+                    raise Disagreeing(
+                        f"the processes of a run differ: {name} is {here!r} in the first and {there!r} in process {rank}; "
+                        "give all of them the same command, files and version"
+                    )
 
     @contextmanager
     def one_per_machine_first(self) -> Iterator[None]:

@@ -36,7 +36,7 @@ def as_eps(eps: Eps, batch: int, device: torch.device) -> Tensor:
     if isinstance(eps, (str, numbers.Real, Decimal)):
         values = [_scalar(eps)] * batch
     elif isinstance(eps, Iterable) and not isinstance(eps, (bytes, bytearray, Set, Mapping)):  # which is whose?
-        listed = eps.detach().double().reshape(-1).tolist() if isinstance(eps, Tensor) else [_scalar(e) for e in list(eps)]
+        listed = [_scalar(e) for e in (eps.detach().reshape(-1).tolist() if isinstance(eps, Tensor) else list(eps))]
         values = listed * batch if len(listed) == 1 else listed
         if len(values) != batch:
             raise ValueError(f"eps has {len(values)} values for {batch} samples; give one number or one per sample")
@@ -58,6 +58,8 @@ def _scalar(eps: object) -> float:
     ):
         raise ValueError(f"eps {eps!r} is beyond what float64 can hold")
     try:
+        if isinstance(eps, numbers.Integral):  # numpy's too, which do not know their ratio
+            eps = int(eps)
         exact = Fraction(eps) if isinstance(eps, str) else Fraction(*eps.as_integer_ratio())  # type: ignore[attr-defined]
         nearest = float(exact)
     except (ValueError, ZeroDivisionError, TypeError, AttributeError):

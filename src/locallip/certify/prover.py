@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -270,9 +271,13 @@ def state_of(model: nn.Module, network: Network) -> tuple[str, ...]:
     return tuple(found)
 
 
+#: Kinds of settings that a layer keeps, numpy's numbers among them.
+_SETTINGS = (int, float, complex, str, tuple, np.generic)
+
+
 def _settings_of(name: str, module: nn.Module, digest: Digests) -> Iterator[str]:
     """What a module keeps beside its tensors; a rule of a user may read it at any time."""
-    plain = {key: value for key, value in vars(module).items() if isinstance(value, (int, float, str, tuple))}
+    plain = {key: value for key, value in vars(module).items() if isinstance(value, _SETTINGS)}
     public = {key: value for key, value in sorted(plain.items()) if not key.startswith("__")}
     hooks = [list(module._forward_hooks), list(module._forward_pre_hooks), "forward" in vars(module)]
     yield f"{name} {type(module).__qualname__} {public!r} {hooks}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import types
 from collections.abc import Iterable, Iterator, Mapping
@@ -25,7 +26,15 @@ class Digests:
         self._known: dict[tuple[Any, ...], tuple[Tensor, str]] = {}
 
     def __call__(self, tensor: Tensor) -> str:
-        place = (tensor.data_ptr(), tensor.device, tensor.dtype, tensor.shape, tensor.stride())
+        place = (
+            tensor.data_ptr(),
+            tensor.device,
+            tensor.dtype,
+            tensor.shape,
+            tensor.stride(),
+            tensor.is_neg(),
+            tensor.is_conj(),
+        )
         if not tensor.numel() or place not in self._known:  # the tensor is kept, so that its memory is not used again
             self._known[place] = tensor, hashlib.sha256(bytes_of(tensor)).hexdigest()
         return f"{tuple(tensor.shape)} {tensor.dtype} {self._known[place][1]}"
@@ -33,7 +42,7 @@ class Digests:
 
 def bytes_of(tensor: Tensor) -> memoryview:
     """The numbers of a tensor in row-major order, without a copy where they are so already."""
-    stored = tensor.detach().cpu().contiguous()
+    stored = tensor.detach().resolve_neg().resolve_conj().cpu().contiguous()
     return stored.as_strided((stored.numel(),), (1,)).view(torch.uint8).numpy().data  # one number may keep any stride
 
 
@@ -79,7 +88,7 @@ def _tell(value: Any, digest: Digests, found: list[str], within: tuple[int, ...]
         found.append(repr(value))
     elif isinstance(value, Tensor):
         found.append(digest(value))
-    elif isinstance(value, np.ndarray):
+    elif isinstance(value, (np.ndarray, np.generic)):
         found.append(f"{value.dtype} {value.shape} {hashlib.sha256(value.tobytes()).hexdigest()}")
     elif id(value) not in within:
         found.append(type(value).__qualname__)
@@ -92,6 +101,14 @@ def _kept_by(value: Any) -> Iterable[Any]:
         return [*value.keys(), *value.values()]
     if isinstance(value, (list, tuple)):
         return value
+    if isinstance(value, (set, frozenset)):
+        return sorted(map(repr, value))
     if isinstance(value, types.FunctionType):
         return [value.__qualname__, *(cell.cell_contents for cell in value.__closure__ or ())]
-    return [] if isinstance(value, nn.Module) else [part for pair in getattr(value, "__dict__", {}).items() for part in pair]
+    if isinstance(value, functools.partial):
+        return [value.func, value.args, value.keywords]
+    if isinstance(value, nn.Module):
+        return []
+    slots = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ()) if hasattr(value, name)]
+    kept = {**{name: getattr(value, name) for name in slots}, **getattr(value, "__dict__", {})}
+    return [part for pair in kept.items() for part in pair]

@@ -23,7 +23,7 @@ from locallip.processes import ALONE, Processes
 from locallip.proofs.check import contradictions, faults
 from locallip.proofs.journal import begin, chunks_of, continued, grow, seed_of, writing
 from locallip.proofs.rows import Row, read_rows, replace_rows
-from locallip.proofs.settings import Settings, read_about, structure_of, write_about
+from locallip.proofs.settings import Settings, compared, mark_of, read_about, structure_of, write_about
 from locallip.proofs.shared import forget, grow_together, recovered
 from locallip.proofs.summary import summarize
 from locallip.provenance import environment, hardware, others_gb
@@ -100,6 +100,7 @@ def _certify_images(
     certifier = _certifier(job, model, images, seed)
     finder = _finder(job, certifier, images, seed) if job.radii else None
     settings = _settings(job, images, certifier, seed, chunk)
+    together.check_same(compared(settings))
     chunks = chunks_of(len(images), chunk)
     rows, done = _found(job, settings, known, chunks, images)
     before = len(rows) + sum(map(len, done.values()))
@@ -112,7 +113,7 @@ def _certify_images(
     if together.size == 1:
         grow(job.out, rows, chunks, work, job.told, say, done)
     else:
-        rows = grow_together(together, job.out, rows, chunks, work, say, done)
+        rows = grow_together(together, job.out, mark_of(settings), rows, chunks, work, say, done)
     if not together.first:
         return [], settings, {}
     summary = summarize(rows)
@@ -144,7 +145,7 @@ def _found(
         rows = begin(job.out, settings, known, chunks, read, lambda found: contradictions(found, settings, images))
         if known is None:
             forget(job.out)  # of a run whose rows somebody has removed
-        beyond = recovered(job.out, chunks, read, lambda found: faults(found, settings, images))
+        beyond = recovered(job.out, mark_of(settings), chunks, read, lambda found: faults(found, settings, images))
         beyond = {first: found for first, found in beyond.items() if first >= len(rows)}
     job.together.wait()  # nobody writes before that
     return rows, beyond

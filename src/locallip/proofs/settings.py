@@ -84,6 +84,20 @@ def differences(now: AnySettings, before: AnySettings) -> list[str]:
     return found
 
 
+def compared(settings: AnySettings) -> dict[str, Any]:
+    """What must be the same in all processes of a run, and in rows that it takes over."""
+    kept = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings) if field.name not in PLACES}
+    names = ("structure", "chunk")
+    version = settings.environment.get("locallip")  # type: ignore[attr-defined]
+    return {**kept, **{name: getattr(settings, name, None) for name in names}, "locallip": version}
+
+
+def mark_of(settings: AnySettings) -> str:
+    """A name for a run that no run of other settings, weights, images or seed has."""
+    values = {name: value for name, value in compared(settings).items() if name != "chunk"}
+    return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
 def structure_of(model: nn.Module) -> str:
     """A checksum of the layers of a stored network, which describe themselves wholly."""
     return hashlib.sha256(repr(model).encode()).hexdigest()
@@ -156,7 +170,7 @@ def write_about(
     path: Path, settings: AnySettings, summary: Mapping[str, Any] | None, run: Mapping[str, Any] | None = None
 ) -> None:
     """`run` says how long it took from beginning to end, and what else the device was doing."""
-    values = {"settings": dataclasses.asdict(settings), "summary": summary, "run": run}
+    values = {"rows": path.suffix, "settings": dataclasses.asdict(settings), "summary": summary, "run": run}
     text = json.dumps(values, indent=1, allow_nan=False) + "\n"
     write_atomically(about_file(path), text.encode())
 
@@ -182,6 +196,8 @@ def read_values(path: Path) -> tuple[dict[str, Any], dict[str, Any] | None]:
         raise WrongRows(f"{beside} is not valid JSON: it is damaged or of something else") from None
     if not isinstance(values, dict) or not isinstance(values.get("settings"), dict):
         raise WrongRows(f"{beside} has no settings of {path.name}: it is damaged or of something else")
+    if values.get("rows", path.suffix) != path.suffix:  # older files do not say
+        raise WrongRows(f"{beside} is about {path.stem}{values['rows']}, not about {path.name}: name another --out")
     summary = values.get("summary")
     if summary is not None and not isinstance(summary, dict):
         raise WrongRows(f"{beside}: its summary is none")

@@ -6,6 +6,7 @@ a run broke off is in their own files, hidden beside it, and is found again by a
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -24,17 +25,20 @@ class Numbered(Protocol):
 R = TypeVar("R", bound=Numbered)
 
 
-def own_file(out: Path, rank: int) -> Path:
-    """Where process number `rank` keeps rows until all are there."""
-    return out.with_name(f".{out.stem}.process-{rank}{out.suffix}")
+def own_file(out: Path, rank: int, mark: str) -> Path:
+    """Where process number `rank` keeps rows until all are there; `mark` is of the run, whose rows alone are taken over."""
+    return out.with_name(f".{out.stem}.{mark}.process-{rank}{out.suffix}")
 
 
-def own_files(out: Path) -> list[Path]:
-    return sorted(out.parent.glob(f".{out.stem}.process-*{out.suffix}"))
+def own_files(out: Path, mark: str = r"[0-9a-f]{16}") -> list[Path]:
+    """Those of a run, or of all runs to this file."""
+    name = re.compile(rf"\.{re.escape(out.stem)}\.{mark}\.process-\d+{re.escape(out.suffix)}")
+    return sorted(path for path in out.parent.iterdir() if name.fullmatch(path.name))
 
 
 def recovered(
     out: Path | None,
+    mark: str,
     chunks: Sequence[slice],
     read: Callable[[Path], list[R]],
     faults: Callable[[list[R]], Sequence[str]],
@@ -43,10 +47,10 @@ def recovered(
 
     Afterwards one file holds all of them: the others may end in half a row, behind which nothing can be added.
     """
-    if out is None or not own_files(out):
+    if out is None or not own_files(out, mark):
         return {}
     rows: dict[int, R] = {}
-    for path in own_files(out):
+    for path in own_files(out, mark):
         try:
             rows |= {row.index: row for row in read(path)}
         except WrongRows:
@@ -56,9 +60,10 @@ def recovered(
         numbers = range(chunk.start, chunk.stop)
         if all(i in rows for i in numbers) and not faults([rows[i] for i in numbers]):
             found[chunk.start] = [rows[i] for i in numbers]
-    replace_rows(own_file(out, 0), [row for some in found.values() for row in some])
-    for path in own_files(out):
-        if path != own_file(out, 0):
+    whole = own_file(out, 0, mark)
+    replace_rows(whole, [row for some in found.values() for row in some])
+    for path in own_files(out, mark):
+        if path != whole:
             path.unlink()
     return found
 
@@ -72,6 +77,7 @@ def forget(out: Path | None) -> None:
 def grow_together(
     together: Processes,
     out: Path | None,
+    mark: str,
     rows: list[R],
     chunks: Sequence[slice],
     work: Callable[[slice], list[R]],
@@ -88,7 +94,7 @@ def grow_together(
         new = work(missing[number])
         mine += new
         if out is not None:
-            append_rows(own_file(out, together.rank), new)
+            append_rows(own_file(out, together.rank, mark), new)
         ready = together.counted("images done", len(new))
         left = (time.perf_counter() - start) / ready * (count - ready)
         say(f"{ready} of {count} images in {together.size} processes, {left:.0f} s left")
@@ -96,4 +102,6 @@ def grow_together(
     if not together.first:
         return []
     merged = {row.index: row for some in (rows, *known.values(), *everybody) for row in some}
+    if sorted(merged) != list(range(max((chunk.stop for chunk in chunks), default=0))):
+        raise WrongRows("some rows are missing or there are too many: this is a fault in locallip, please report it")
     return [merged[i] for i in sorted(merged)]

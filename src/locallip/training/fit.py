@@ -57,6 +57,7 @@ def fit(recipe: Recipe, options: Options, show: Display | None = None) -> dict[s
     options = dataclasses.replace(options, resume=together.from_first(_resumes(options)))
     with together.one_per_machine_first():
         train, validation, test = _data(recipe, options, show.say)
+    together.check_same({**dataclasses.asdict(recipe), "images": len(train.labels), "labels": _checksum(train)})
     if not options.resume and together.first:  # before there is a folder
         _check_results(options, recipe, len(test.labels))
     # Refuses what cannot be shared or has no room, so before there is a folder, too.
@@ -71,6 +72,11 @@ def fit(recipe: Recipe, options: Options, show: Display | None = None) -> dict[s
         if not together.first:
             return {}
         return _finish(run, validation, test if options.evaluate else None, options)
+
+
+def _checksum(images: ImageSet) -> str:
+    """Of the labels: enough to tell data sets, and shares of them, apart."""
+    return hashlib.sha256(images.labels.contiguous().numpy().tobytes()).hexdigest()
 
 
 def _resumes(options: Options) -> bool:
