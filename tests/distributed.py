@@ -11,6 +11,7 @@ from locallip import cli
 from locallip.proofs import run as certifying
 from locallip.training import fit, run
 from locallip.training.engine import Engine
+from locallip_command import ended
 
 TRAIN, TEST = 60, 24
 #: "STEP RANK": the process of that number kills itself before that step, or that chunk of images, in its first life.
@@ -47,4 +48,4 @@ run.CHECKPOINT_SECONDS = 0.0
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    sys.exit(cli.main(sys.argv[1:]))
+    sys.exit(ended(cli.main(sys.argv[1:])))

@@ -78,6 +78,7 @@ from locallip import cli
 for port, args in json.loads(sys.argv[1]):
     os.environ["MASTER_PORT"] = port
     cli.main(args)
+os._exit(0)
 """
 
 

@@ -100,6 +100,12 @@ class Processes:
         """Until all have come here."""
         self.any(False)
 
+    def part(self) -> None:
+        """All have come here, and what follows each does alone: they must not meet again, and may end when they like."""
+        if self.size > 1:
+            self.wait()
+            dist.destroy_process_group()
+
     def from_first(self, value: T) -> T:
         """What the first process has; the others' values are not looked at."""
         if self.size == 1:
@@ -190,7 +196,8 @@ def processes() -> Iterator[Processes]:
         yield together
     finally:
         with suppress(Exception):  # the others may be gone
-            dist.destroy_process_group()
+            if dist.is_initialized():
+                dist.destroy_process_group()
 
 
 def launched() -> str | None:

@@ -72,6 +72,15 @@ def without_colours() -> None:
         os.environ.setdefault("PYTHON_TYRO_ANSI_CODES", "False")
 
 
+def ended(code: int) -> int:
+    """Ends one of several processes at once: threads of torch's can abort one that ends in the usual way, its work done."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code
+
+
 def main() -> int:
     """What the shell calls."""
     try:
@@ -83,7 +92,7 @@ def main() -> int:
             os.environ.setdefault("OMP_WAIT_POLICY", "passive")
             from locallip.cli import main as run
 
-            return run()
+            return ended(run())
         finally:
             sys.stdout.flush()
     except BrokenPipeError:  # whoever read our output has closed it, as `head` does

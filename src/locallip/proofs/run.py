@@ -114,6 +114,7 @@ def _certify_images(
         grow(job.out, rows, chunks, work, job.told, say, done)
     else:
         rows = grow_together(together, job.out, mark_of(settings), rows, chunks, work, say, done)
+        together.part()
     if not together.first:
         return [], settings, {}
     summary = summarize(rows)

@@ -69,6 +69,7 @@ def fit(recipe: Recipe, options: Options, show: Display | None = None) -> dict[s
             run.prepare(options.resume, options.announce)
             with interrupts() as asked_to_stop, closing(show):  # a live line hides the cursor until it is closed
                 run.train(asked_to_stop, options.stop_after)
+        together.part()
         if not together.first:
             return {}
         return _finish(run, validation, test if options.evaluate else None, options)
