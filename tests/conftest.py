@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
+from hypothesis import settings
 
 from locallip import cli
+
+#: Examples of properties that do not say how many: LOCALLIP_THOROUGH=1 has hypothesis's own number.
+settings.register_profile("quick", max_examples=30)
+if not os.environ.get("LOCALLIP_THOROUGH"):
+    settings.load_profile("quick")
 
 #: Files with single tests of minutes.
 LONG = ("test_shipped_networks.py",)

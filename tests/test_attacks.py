@@ -386,7 +386,7 @@ def test_rows_and_summary_agree_and_every_kind_can_be_asked_for(attack, network_
         code, printed, _ = attack("--attack", kind, "--out", out, "--json")
         assert code == 0
         about = json.loads(printed)
-        assert about == json.loads(out.with_suffix(".json").read_text())
+        assert {"rows": out.suffix, **about} == json.loads(out.with_suffix(".json").read_text())
         rows = [json.loads(line) for line in out.read_text().splitlines()]
         summary, settings = about["summary"], about["settings"]
         assert [row["index"] for row in rows] == list(range(COUNT))
@@ -533,7 +533,7 @@ def test_an_attack_cut_off_anywhere_goes_on_to_the_same_rows(attack, tmp_path):
         assert code == 0
         assert cut.read_bytes() == content
         again = json.loads(printed)
-        assert again == json.loads(cut.with_suffix(".json").read_text())
+        assert {"rows": cut.suffix, **again} == json.loads(cut.with_suffix(".json").read_text())
         assert (again["settings"]["seed"], again["summary"]) == (about["settings"]["seed"], about["summary"])
         assert again["run"]["images"] == COUNT - 6 * chunks
         assert (f"{6 * chunks} images were attacked before; {COUNT - 6 * chunks} to go" in err) == (chunks > 0)

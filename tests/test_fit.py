@@ -602,8 +602,8 @@ def test_metrics_have_one_row_an_epoch_with_the_setting_of_its_last_step(trained
     folder, r, _ = trained
     rows = RunFolder(folder / "run").metrics()
     assert [row["epoch"] for row in rows] == list(range(1, 21))
-    assert [row["step"] for row in rows] == [3 * epoch for epoch in range(1, 11)]
-    assert [row["eps"] for row in rows[2:]] == [r.eps_train] * 8
+    assert [row["step"] for row in rows] == [3 * epoch for epoch in range(1, 21)]
+    assert [row["eps"] for row in rows[2:]] == [r.eps_train] * 18
     shown = {"clean", "robust", "local_bound", "global_bound", "learning_rate", "mix", "seconds", "local_norms", "varying"}
     assert all(shown <= row.keys() for row in rows)
     assert rows[-1]["clean_loss"] < rows[0]["clean_loss"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -62,14 +64,16 @@ networks = {
     "gain": st.sampled_from([0.5, 1.0, 3.0]),
     "radius": st.sampled_from([1e-3, 0.05, 0.3, 2.0]),
 }
-thorough = settings(max_examples=200, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+#: Networks a test: all that the bars ask for with LOCALLIP_THOROUGH=1, a quarter of them otherwise.
+MANY = 200 if os.environ.get("LOCALLIP_THOROUGH") else 50
+thorough = settings(max_examples=MANY, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @given(box_radii=st.sampled_from(["local", "global"]), **{**networks, "kind": st.sampled_from(list(BODIES))})
 @thorough
 def test_nothing_found_in_the_ball_exceeds_boxes_balls_logits_or_lipschitz(activation, box_radii, kind, seed, gain, radius):
-    """200 networks of every activation, their bodies drawn from all kinds."""
+    """Many networks of every activation, their bodies drawn from all kinds."""
     torch.manual_seed(seed)
     model, shape = random_network(kind, activation, seed, gain)
     x, eps = draw_inputs(shape, seed), torch.full((SAMPLES,), radius, dtype=torch.float64)
@@ -145,7 +149,7 @@ def _no_slope_is_exceeded(model, points: Tensor, lipschitz: Tensor) -> None:
 
 
 @given(**networks)
-@settings(thorough, max_examples=80)
+@settings(thorough, max_examples=MANY // 2)
 def test_smaller_eps_never_gives_a_larger_bound_and_local_never_exceeds_global(kind, seed, gain, radius):
     model, shape = random_network(*kind, seed, gain)
     x = draw_inputs(shape, seed)
@@ -156,7 +160,7 @@ def test_smaller_eps_never_gives_a_larger_bound_and_local_never_exceeds_global(k
 
 
 @given(**networks)
-@settings(thorough, max_examples=100)
+@settings(thorough, max_examples=MANY // 2)
 def test_the_guarantees_are_ordered(kind, seed, gain, radius):
     """estimate <= the exact product <= deterministic, and high probability is an upper bound close to it."""
     model, shape = random_network(*kind, seed, gain)
@@ -174,13 +178,13 @@ def test_the_guarantees_are_ordered(kind, seed, gain, radius):
 
 
 @given(**networks)
-@settings(thorough, max_examples=100)
+@settings(thorough, max_examples=MANY // 2)
 def test_no_certified_input_is_broken_by_search(kind, seed, gain, radius):
     certify_and_attack(kind, seed, gain, "local")
 
 
 @given(**networks)
-@settings(thorough, max_examples=40)
+@settings(thorough, max_examples=MANY // 3)
 def test_no_input_certified_with_slopes_is_broken_by_search(kind, seed, gain, radius):
     certify_and_attack(kind, seed, gain, "auto")
 
