@@ -192,7 +192,7 @@ def test_what_is_in_the_batch_does_not_matter(guarantee):
 
 
 def test_a_finder_repeats_itself_and_keeps_what_is_known():
-    model, x, y = drawn(("convolutional", "relu"), 4)
+    model, x, y = drawn(("convolutional", "relu"), 4, count=6)
     finder = RadiusFinder(model, x.shape[1:])
     found = []
     for _ in range(2):
