@@ -155,7 +155,7 @@ class Processes:
         """Refuse where another process was asked for something else, or has read other files under the same names."""
         everybody = self.all_gathered(dict(asked))
         for rank, theirs in enumerate(everybody):
-            for name in everybody[0].keys() | theirs.keys():
+            for name in {**everybody[0], **theirs}:
                 here, there = everybody[0].get(name), theirs.get(name)
                 if here != there:
                     raise Disagreeing(
@@ -180,8 +180,7 @@ ALONE = Processes()
 @contextmanager
 def processes() -> Iterator[Processes]:
     """This process among those that torchrun started with it; ALONE without torchrun, or with one process."""
-    size = int(os.environ.get("WORLD_SIZE", "1"))
-    if size == 1 or "RANK" not in os.environ or "MASTER_ADDR" not in os.environ:
+    if os.environ.get("WORLD_SIZE", "1") == "1" or not {"RANK", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
         yield ALONE
         return
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT")

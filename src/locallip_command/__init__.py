@@ -74,7 +74,7 @@ def without_colours() -> None:
 
 def ended(code: int) -> int:
     """Ends one of several processes at once: threads of torch's can abort one that ends in the usual way, its work done."""
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if os.environ.get("WORLD_SIZE", "1") != "1":
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

@@ -116,7 +116,6 @@ def certify(
         deployed_dtype=deployed_dtype,
         method=method,
     )
-    certifier.just_made = True
     return certifier(x, y, radii)
 
 
@@ -162,7 +161,6 @@ class Certifier:
         )
         self.classes = number_of_classes(self.prover)
         self.fingerprint = fingerprint(model)
-        self.just_made = False  # for one call, right behind this
         #: Told after every batch of every check how many inputs are undecided.
         self.watch: Callable[[int], None] = lambda undecided: None
 
@@ -181,8 +179,7 @@ class Certifier:
         radii = as_eps(eps, len(x), x.device)
         y = as_labels(y, len(x), self.classes, x.device)
         inputs = _Inputs(x, y, radii, self.input_domain, self.batch_size)
-        looked = self.prover.held(self.model, "Certifier", just_made=self.just_made)
-        with looked, torch.inference_mode(False):  # the attack takes gradients
+        with self.prover.held(self.model, "Certifier"), torch.inference_mode(False):  # the attack takes gradients
             cascade = _Cascade(inputs, self.prover, self.attack_steps, self._seed, self.watch)
             cascade.decide()
         return Certificate(

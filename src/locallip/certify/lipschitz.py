@@ -35,7 +35,7 @@ def local_lipschitz(
     prover = Prover(
         model, x.shape[1:], guarantee, failure_prob=failure_prob, power_steps=power_steps, seed=seed, device=x.device
     )
-    with prover.held(model, "bound", just_made=True):
+    with prover.held(model, "bound"):
         parts = [
             prover.trace(x[i : i + batch_size], radii[i : i + batch_size], domain=as_domain(input_domain)).lipschitz
             for i in range(0, len(x), batch_size)
@@ -67,6 +67,6 @@ def global_lipschitz(
         power_steps=power_steps,
         seed=seed,
     )
-    with prover.held(model, "bound", just_made=True):
+    with prover.held(model, "bound"):
         bound = float(prover.ceiling.total)
     return bound if bound == bound else float("inf")

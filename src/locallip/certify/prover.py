@@ -109,14 +109,12 @@ class Prover:
             self.rule = self.rule.capped(self.ceiling.norms)
 
     @contextmanager
-    def held(self, model: nn.Module, who: str, *, just_made: bool = False) -> Iterator[None]:
+    def held(self, model: nn.Module, who: str) -> Iterator[None]:
         """For every use: before and after it the model is what it was, and no thread of torch takes small numbers for 0.
 
-        Both may change between two calls or during one, by another thread or by what is called on the way. A prover that was
-        `just_made` for this one use has looked already.
+        Both may change between two calls or during one, by another thread or by what is called on the way.
         """
-        if not just_made:
-            self._look(model, who)
+        self._look(model, who)
         yield
         self._look(model, who)
 
