@@ -16,8 +16,9 @@ from locallip.training.batches import margin_of
 from locallip.training.objective import local_places, places
 from locallip.training.recipe import Recipe, WrongRecipe
 
-#: What a training step needs beside the saved vectors, per sample of a batch and unit of the network, in bytes.
-STEP_BYTES_PER_UNIT = 80
+#: What a training step needs beside the saved vectors, per sample of a batch and unit of the network, in bytes: a little
+#: more than the most that a run of results/runs needed, weights and all, in bfloat16; twice that in float32.
+STEP_BYTES_PER_UNIT = {"bfloat16": 32, "tf32": 64, "float32": 64}
 #: Share of the free memory that a plan uses.
 USED = 0.95
 #: The saved vectors' numbers by the names of recipes.
@@ -84,7 +85,7 @@ def needed(recipe: Recipe, model: nn.Module, train: ImageSet, batch: int | None 
     channels, *sides = train.images.shape[1:]
     margin = margin_of(recipe, sides[0])
     images = len(train.labels) * channels * math.prod(side + 2 * margin for side in sides)
-    return Need(starts, units * STEP_BYTES_PER_UNIT * ((batch or recipe.batch) + recipe.probes), images)
+    return Need(starts, units * STEP_BYTES_PER_UNIT[recipe.precision] * ((batch or recipe.batch) + recipe.probes), images)
 
 
 def fitting(recipe: Recipe, need: Need, device: torch.device, free: float, host: float, batch: int | None = None) -> Plan:
