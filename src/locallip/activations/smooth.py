@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -12,12 +13,32 @@ from locallip.activations.base import Box, Unitwise, Varying
 from locallip.rounding import gamma, up
 
 
+class Curve(NamedTuple):
+    """An interval on which an activation is curved one way: convex or concave."""
+
+    start: float
+    end: float
+    convex: bool
+
+
 class Increasing(Unitwise):
-    """A non-decreasing activation with a known largest slope on every interval."""
+    """A non-decreasing activation with a known largest slope on every interval; linear outside its `curves`."""
+
+    #: Where the slope jumps or the curvature changes its sign.
+    kinks: tuple[float, ...] = (0.0,)
+    curves: tuple[Curve, ...] = ()
 
     @abstractmethod
     def slope(self, box: Box) -> Tensor:
         """The largest slope on [lower, upper], or larger."""
+
+    def derivative(self, z: Tensor) -> Tensor:
+        """The slope at z, inside a curve."""
+        raise NotImplementedError(f"{type(self).__name__} has no curves")
+
+    def with_slope(self, slope: Tensor, curve: Curve) -> Tensor:
+        """About where the activation has this slope on a curve; any number where it has it nowhere."""
+        raise NotImplementedError(f"{type(self).__name__} has no curves")
 
     def image(self, box: Box) -> Box:
         """Values at the ends, moved outward: the functions behind them are good to a few units in the last place."""
@@ -56,8 +77,16 @@ class ELU(Increasing):
             raise ValueError(f"ELU with negative alpha ({alpha}) is not monotone")
         self.alpha = alpha
 
+    curves = (Curve(-float("inf"), 0.0, convex=True),)
+
     def __call__(self, z: Tensor) -> Tensor:
         return F.elu(z, self.alpha)
+
+    def derivative(self, z: Tensor) -> Tensor:
+        return self.alpha * z.clamp(max=0).exp()
+
+    def with_slope(self, slope: Tensor, curve: Curve) -> Tensor:
+        return _positive(slope).log() - _positive(torch.full_like(slope, self.alpha)).log()
 
     def slope(self, box: Box) -> Tensor:
         right = (~(box.upper <= 0)).to(box.upper.dtype)
@@ -68,8 +97,17 @@ class ELU(Increasing):
 class Tanh(Increasing):
     """tanh z; the slope 1/cosh^2 is largest at the point of the interval nearest to 0."""
 
+    curves = (Curve(-float("inf"), 0.0, convex=True), Curve(0.0, float("inf"), convex=False))
+
     def __call__(self, z: Tensor) -> Tensor:
         return torch.tanh(z)
+
+    def derivative(self, z: Tensor) -> Tensor:
+        return z.cosh().square().reciprocal()
+
+    def with_slope(self, slope: Tensor, curve: Curve) -> Tensor:
+        size = _positive(slope).rsqrt().clamp(min=1).acosh()
+        return -size if curve.convex else size
 
     def slope(self, box: Box) -> Tensor:
         return _nearest_to_zero(box).cosh().square().reciprocal()
@@ -78,8 +116,17 @@ class Tanh(Increasing):
 class Sigmoid(Increasing):
     """1 / (1 + e^-z); its slope is 1/(4 cosh^2(z/2))."""
 
+    curves = Tanh.curves
+
     def __call__(self, z: Tensor) -> Tensor:
         return torch.sigmoid(z)
+
+    def derivative(self, z: Tensor) -> Tensor:
+        return (z / 2).cosh().square().reciprocal() / 4
+
+    def with_slope(self, slope: Tensor, curve: Curve) -> Tensor:
+        size = 2 * (4 * _positive(slope)).rsqrt().clamp(min=1).acosh()
+        return -size if curve.convex else size
 
     def slope(self, box: Box) -> Tensor:
         return (_nearest_to_zero(box) / 2).cosh().square().reciprocal() / 4
@@ -98,6 +145,15 @@ class Softplus(Increasing):
             )
         self.beta, self.threshold = beta, threshold
 
+    kinks = ()
+    curves = (Curve(-float("inf"), float("inf"), convex=True),)
+
+    def derivative(self, z: Tensor) -> Tensor:
+        return torch.sigmoid(z * self.beta)
+
+    def with_slope(self, slope: Tensor, curve: Curve) -> Tensor:
+        return _positive(slope).clamp(max=1 - 1e-12).logit() / self.beta
+
     def __call__(self, z: Tensor) -> Tensor:
         return torch.logaddexp(z * self.beta, torch.zeros_like(z)) / self.beta
 
@@ -112,6 +168,10 @@ class Softplus(Increasing):
 def _widened(box: Box) -> Box:
     slack = gamma(4, box.lower.dtype)
     return Box(box.lower - slack * box.lower.abs(), box.upper + slack * box.upper.abs())
+
+
+def _positive(slope: Tensor) -> Tensor:
+    return slope.clamp(min=1e-30)
 
 
 def _nearest_to_zero(box: Box) -> Tensor:

@@ -7,13 +7,12 @@ from locallip.bounds.propagate import (
     CeilingNorm,
     GlobalBound,
     PartlyLocal,
-    Region,
-    Trace,
     dense_places,
     global_bound,
     norm_keys,
     propagate,
 )
+from locallip.bounds.region import Region, Trace
 from locallip.bounds.support import support
 
 __all__ = [

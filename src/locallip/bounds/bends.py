@@ -5,20 +5,27 @@ y1 - y2, which is unit-wise too; a clipped MaxMin is a clip behind that. Around 
 
     psi(y') - psi(c) = alpha (y' - c) + r(y'),   |r(y')| <= s |y' - c|   for all y' in the box.
 
-psi is piecewise linear, so r has its ends at the ends of the box and at kinks, and so has (psi(y') - psi(c)) / (y' - c):
-it is monotone on every piece, and constant on the one that holds c.
+Where psi is piecewise linear, r has its ends at the ends of the box and at kinks, and so has (psi(y') - psi(c)) / (y' - c):
+it is monotone on every piece, and constant on the one that holds c. Where psi is curved, r lies below any of its tangents on
+a concave piece and above on a convex one, and that quotient lies between the least and the largest slope.
+
+From r follow the two lines of linear relaxation: psi(c) + alpha (y' - c) + max r from above, and with min r from below.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from itertools import combinations
 
 import torch
 from torch import Tensor
 
-from locallip.activations import Activation, Box, Clip, SortPairs, Varying
+from locallip.activations import Activation, Box, Clip, Increasing, SortPairs, Varying
 from locallip.rounding import gamma, up
+
+#: Steps that look for the slope of a line over a curve, and what each leaves of the interval: the golden section.
+GOLDEN_STEPS, GOLDEN = 24, (5**0.5 - 1) / 2
 
 
 @dataclass(frozen=True)
@@ -43,7 +50,8 @@ class Bend:
     Slopes are sought between low and high, from `middle`, the middle of psi's own. Where `straight`, psi is exactly linear
     over the box, with slope `slope`.
     radius bounds ||y' - c|| over the units where a slope other than psi's own can meet a weight other than zero.
-    c itself is off by at most `off`. `paired`: the units are the sums, then the differences, of the halves of dimension 1.
+    c itself is off by at most `off`, and psi(c) as it was computed by at most `value_off`.
+    `paired`: the units are the sums, then the differences, of the halves of dimension 1.
     """
 
     runs: Tensor
@@ -55,6 +63,7 @@ class Bend:
     slope: Tensor
     radius: Tensor
     off: Tensor
+    value_off: Tensor
     paired: bool = False
 
     @property
@@ -64,34 +73,124 @@ class Bend:
 
     def at(self, index: Tensor, dtype: torch.dtype) -> Bend:
         """The samples `index`, in another dtype."""
+        found = {name: getattr(self, name)[index].to(dtype) for name in self._per_sample}
         runs, rises = (v[:, index].to(dtype) for v in (self.runs, self.rises))
-        low, high, middle = (v[index].to(dtype) for v in (self.low, self.high, self.middle))
-        slope, radius, off = (v[index].to(dtype) for v in (self.slope, self.radius, self.off))
-        return Bend(runs, rises, low, high, middle, self.straight[index], slope, radius, off, self.paired)
+        return replace(self, runs=runs, rises=rises, straight=self.straight[index], **found)
+
+    @property
+    def _per_sample(self) -> tuple[str, ...]:
+        return ("low", "high", "middle", "slope", "radius", "off", "value_off")
+
+    def rest(self, alpha: Tensor, outward: bool) -> tuple[Tensor, Tensor]:
+        """The ends of r for slopes alpha (B, h), or wider; 0 lies between them."""
+        rest = self.rises - alpha * self.runs
+        least, most = rest.amin(0).clamp(max=0), rest.amax(0).clamp(min=0)
+        if not outward:
+            return least, most
+        loss = gamma(16, alpha.dtype) * (self.rises.abs() + (alpha * self.runs).abs()).amax(0)
+        return least - loss, most + loss
 
     def remainder(self, alpha: Tensor, outward: bool) -> tuple[Tensor, Tensor, Tensor]:
         """s and the ends of r / s for slopes alpha (B, h); all zero where psi is straight with slope alpha."""
-        here = self.runs == 0
-        away = torch.where(here, 0.0, (self.rises / torch.where(here, 1.0, self.runs) - alpha).abs()).amax(0)
-        exact = (self.slope - alpha).abs()
-        rest = self.rises - alpha * self.runs
-        least, most = rest.amin(0).clamp(max=0), rest.amax(0).clamp(min=0)
-        if outward:
-            slack = gamma(16, alpha.dtype)
-            away, exact = away + slack * (1 + alpha.abs()), up(exact)
-            loss = slack * (self.rises.abs() + (alpha * self.runs).abs()).amax(0)
-            least, most = least - loss, most + loss
-        size = torch.where(self.straight, exact, away)
+        least, most = self.rest(alpha, outward)
+        size = self._size(alpha, outward)
         zero = size == 0
         divisor = torch.where(zero, 1.0, size)
         least, most = (torch.where(zero, 0.0, end / divisor) for end in (least, most))
         return (size, -up(-least), up(most)) if outward else (size, least, most)
 
+    def _size(self, alpha: Tensor, outward: bool) -> Tensor:
+        """s: how far the slope from c to any y' is from alpha."""
+        here = self.runs == 0
+        away = torch.where(here, 0.0, (self.rises / torch.where(here, 1.0, self.runs) - alpha).abs()).amax(0)
+        exact = (self.slope - alpha).abs()
+        if outward:
+            away, exact = away + gamma(16, alpha.dtype) * (1 + alpha.abs()), up(exact)
+        return torch.where(self.straight, exact, away)
+
+    def lines(self) -> tuple[Tensor, Tensor]:
+        """Slopes (B, h) of the lines below and above psi that are closest to it at c; psi's own where it is straight.
+
+        Such a line touches two of the points, or has the slope of psi at c.
+        """
+        below = above = self.slope
+        least, most = self.rest(self.slope, False)
+        for i, j in combinations(range(len(self.runs)), 2):
+            run = self.runs[i] - self.runs[j]
+            flat = run == 0
+            alpha = torch.where(flat, self.slope, (self.rises[i] - self.rises[j]) / torch.where(flat, 1.0, run))
+            low, high = self.rest(alpha, False)
+            below, least = torch.where(low > least, alpha, below), torch.maximum(low, least)
+            above, most = torch.where(high < most, alpha, above), torch.minimum(high, most)
+        return torch.where(self.straight, self.slope, below), torch.where(self.straight, self.slope, above)
+
+
+@dataclass(frozen=True)
+class Curved(Bend):
+    """A psi that its computation leaves a little off, with curved pieces or without; all slopes are between 0 and `high`.
+
+    center, lower and upper (B, h) are c and the ends of the box; `radius` bounds ||weight * (y' - c)||.
+    """
+
+    activation: Increasing = field(kw_only=True)
+    center: Tensor = field(kw_only=True)
+    lower: Tensor = field(kw_only=True)
+    upper: Tensor = field(kw_only=True)
+    weight: Tensor = field(kw_only=True)
+
+    @property
+    def _per_sample(self) -> tuple[str, ...]:
+        return (*super()._per_sample, "center", "lower", "upper", "weight")
+
+    def rest(self, alpha: Tensor, outward: bool) -> tuple[Tensor, Tensor]:
+        """On a curved piece r lies on one side of its tangent at any point t; t near the end of r gives the best one."""
+        least, most = super().rest(alpha, outward)
+        origin, loss = self.activation(self.center), torch.zeros_like(alpha)
+        if outward:
+            # Values are off by a few roundings of themselves, or of their argument; slopes by more, as the product in
+            # Softplus is rounded before the exponential, which makes up to 745 times as much of it.
+            ends = torch.stack([self.lower, self.upper])
+            loss = gamma(32, alpha.dtype) * (self.activation(ends).abs().amax(0) + (self.high + alpha) * ends.abs().amax(0))
+            least, most = least - loss, most + loss
+            loss = loss + gamma(2048, alpha.dtype) * (self.high + alpha) * (self.upper - self.lower)
+        for curve in self.activation.curves:
+            start, end = (torch.clamp(self.lower.new_full((), v), self.lower, self.upper) for v in (curve.start, curve.end))
+            t = torch.clamp(self.activation.with_slope(alpha.detach(), curve), start, end)
+            here = self.activation(t) - origin - alpha * (t - self.center)
+            tilt = self.activation.derivative(t) - alpha
+            ends = torch.stack([tilt * (start - t), tilt * (end - t)])
+            if curve.convex:
+                least = torch.minimum(least, here + ends.amin(0).clamp(max=0) - loss)
+            else:
+                most = torch.maximum(most, here + ends.amax(0).clamp(min=0) + loss)
+        return least, most
+
+    def _size(self, alpha: Tensor, outward: bool) -> Tensor:
+        """Every slope lies between 0 and `high`. The radius is that of weight * (y' - c), so s is divided by the weight."""
+        size = torch.where(self.straight, (self.slope - alpha).abs(), torch.maximum(self.high - alpha, alpha))
+        return up(size / self.weight) if outward else size / self.weight
+
+    def lines(self) -> tuple[Tensor, Tensor]:
+        """The ends of r are convex and concave functions of alpha, so a golden section finds the best slopes."""
+        found = []
+        for which, sign in ((0, -1.0), (1, 1.0)):
+            low, high = self.low, self.high
+            for _ in range(GOLDEN_STEPS):
+                left, right = high - GOLDEN * (high - low), low + GOLDEN * (high - low)
+                better = sign * self.rest(left, False)[which] < sign * self.rest(right, False)[which]
+                low, high = torch.where(better, low, left), torch.where(better, right, high)
+            found.append((low + high) / 2)
+        return torch.where(self.straight, self.slope, found[0]), torch.where(self.straight, self.slope, found[1])
+
 
 def bends(activation: Activation, before: Before) -> list[Bend] | None:
     """The unit-wise functions of an activation, the last first; None where it is of another kind."""
     if isinstance(activation, Clip):
-        return [_clip(before, before.center, before.box, before.varying.inputs, *activation.thresholds(before.center.dtype))]
+        return [
+            clipped(before, before.center, before.box, before.varying.inputs, *activation.thresholds(before.center.dtype))
+        ]
+    if isinstance(activation, Increasing):
+        return [_curved(before, activation)]
     if not isinstance(activation, SortPairs):
         return None
     upper, lower = activation.thresholds(before.center.dtype)
@@ -102,7 +201,7 @@ def bends(activation: Activation, before: Before) -> list[Bend] | None:
     half = torch.Size((center.shape[1] // 2, *center.shape[2:]))
     none = torch.full(half, float("inf"), dtype=center.dtype, device=center.device)
     low, high = torch.cat([-none, torch.as_tensor(lower).expand(half)]), torch.cat([upper.expand(half), none])
-    last = _clip(before, center, box, before.varying.outputs, low, high)
+    last = clipped(before, center, box, before.varying.outputs, low, high)
     dead = last.straight & (last.slope == 0)
     return [last, _difference(before, ~varying & ~(dead.chunk(2, dim=1)[0] & dead.chunk(2, dim=1)[1]))]
 
@@ -112,10 +211,14 @@ def _sorted(z: Tensor) -> Tensor:
     return torch.cat([torch.maximum(first, second), torch.minimum(first, second)], dim=1)
 
 
-def _clip(before: Before, center: Tensor, box: Box, varying: Tensor, low: Tensor | float, high: Tensor | float) -> Bend:
-    """min(max(y, low), high): slopes between 0 and 1. Rounding may leave c outside the box, which is widened to hold it."""
-    shape = center.shape[1:]
-    bottom, top = (torch.as_tensor(v, dtype=center.dtype, device=center.device).expand(shape).flatten() for v in (low, high))
+def clipped(before: Before, center: Tensor, box: Box, varying: Tensor, low: Tensor | float, high: Tensor | float) -> Bend:
+    """min(max(y, low), high), thresholds of any shape that fits: slopes between 0 and 1.
+
+    Rounding may leave c outside the box, which is widened to hold it.
+    """
+    bottom, top = (
+        torch.as_tensor(v, dtype=center.dtype, device=center.device).expand_as(center).flatten(1) for v in (low, high)
+    )
     c, lower, upper = center.flatten(1), box.lower.flatten(1), box.upper.flatten(1)
     lower, upper = torch.minimum(lower, c), torch.maximum(upper, c)
     runs, rises = _seen(lambda y: torch.minimum(torch.maximum(y, bottom), top), c, lower, upper, [bottom, top])
@@ -127,7 +230,50 @@ def _clip(before: Before, center: Tensor, box: Box, varying: Tensor, low: Tensor
     least, most = _slopes(runs, rises, slope)
     zero, high = torch.zeros_like(c), torch.where(constant, 0.0, most)
     return Bend(
-        runs, rises, zero, high, torch.where(constant, 0.0, (least + most) / 2), linear | constant, slope, radius, zero
+        runs,
+        rises,
+        zero,
+        high,
+        torch.where(constant, 0.0, (least + most) / 2),
+        linear | constant,
+        slope,
+        radius,
+        zero,
+        zero,
+    )
+
+
+def _curved(before: Before, activation: Increasing) -> Curved:
+    """An increasing psi, which its computation may leave a little off everywhere."""
+    c, lower, upper = before.center.flatten(1), before.box.lower.flatten(1), before.box.upper.flatten(1)
+    lower, upper = torch.minimum(lower, c), torch.maximum(upper, c)
+    runs, rises = _seen(activation, c, lower, upper, [torch.full_like(c, kink) for kink in activation.kinks])
+    slope = activation.slope(Box(lower, upper))
+    high = up(slope, 16).clamp(min=1e-30)  # one that underflowed is not zero
+    # Without curves it is linear on either side of its kinks.
+    crossed = [(lower < kink) & (upper > kink) for kink in activation.kinks]
+    straight = torch.zeros_like(c, dtype=torch.bool) if activation.curves else ~torch.stack(crossed).any(0)
+    weight = before.varying.inputs.flatten(1)
+    radius = _radius(before, torch.zeros_like(c), torch.zeros_like(straight), up(weight.amax(1)))
+    least, most = _slopes(runs, rises, high)
+    value_off = gamma(32, c.dtype) * (activation(c).abs() + high * c.abs()) + torch.finfo(c.dtype).tiny
+    zero = torch.zeros_like(c)
+    return Curved(
+        runs,
+        rises,
+        zero,
+        high,
+        ((least + most) / 2).clamp(max=high),
+        straight,
+        slope,
+        radius,
+        zero,
+        value_off,
+        activation=activation,
+        center=c,
+        lower=lower,
+        upper=upper,
+        weight=weight,
     )
 
 
@@ -157,6 +303,7 @@ def _difference(before: Before, stray: Tensor) -> Bend:
         both(one, slope),
         radius,
         both(zero, gamma(2, c.dtype) * c.abs()),
+        both(zero, zero),
         paired=True,
     )
 
@@ -177,8 +324,11 @@ def _slopes(runs: Tensor, rises: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
     return slopes.amin(0), slopes.amax(0)
 
 
-def _radius(before: Before, width: Tensor, stray: Tensor) -> Tensor:
-    """||y' - c|| over the varying units, and the `stray` ones that only the widened box lets vary, (B,)."""
+def _radius(before: Before, width: Tensor, stray: Tensor, weight: Tensor | float = 1.0) -> Tensor:
+    """||y' - c|| over the varying units, and the `stray` ones that only the widened box lets vary, (B,).
+
+    `weight` (B,) is the largest of the varying units' weights, by which the radius is measured.
+    """
     roundings = 8 + width.shape[1]
-    error = up(before.error.flatten(1).norm(dim=1), roundings)
+    error = up(weight * up(before.error.flatten(1).norm(dim=1), roundings))
     return up(before.radius + error + up(torch.where(stray, width, 0.0).norm(dim=1), roundings))

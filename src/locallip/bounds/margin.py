@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from locallip.bounds.propagate import Region, Trace
 from locallip.bounds.pullback import Pullback
+from locallip.bounds.region import Region, Trace
 from locallip.bounds.support import corner, scaled_box, support
 from locallip.network import Network
 from locallip.ops import LinearOp
@@ -64,10 +64,31 @@ def worst_logits(
     rise = up(rise, 8 + len(network.stages[-1].terms)) + up(trace.logits_error) + gamma(8, clean.dtype) * clean.abs()
     lowest = clean - up(trace.logits_error) - gamma(8, clean.dtype) * clean.abs()
     worst = torch.where(label, lowest, clean + up(rise))
+    if trace.relaxation is not None and form == "box_ball":
+        worst = _relaxed(network, trace, y, worst)
     slope_steps = SLOPE_STEPS if slope_steps is None else slope_steps
     if slope_steps and form == "box_ball":
         worst = _pulled(network, trace, y, worst, slope_steps, depth)
     return WorstLogits(clean, worst)
+
+
+def _relaxed(network: Network, trace: Trace, y: Tensor, worst: Tensor) -> Tensor:
+    """`worst` with the smaller of both bounds, the other by lines from every class but the label to the input."""
+    assert trace.relaxation is not None
+    assert trace.logits_error is not None
+    assert trace.logits_box is not None
+    here, error, classes = trace.logits, trace.logits_error, worst.shape[1]
+    weights = torch.eye(classes, dtype=here.dtype, device=here.device)
+    g = weights[None] - weights[y][:, None]
+    # Rises are those of differences of exact logits from the computed ones, so the errors of these are in them.
+    rise = trace.relaxation.rises(network.stages[-1], here, error, trace.logits_box, g)
+    value = here + up(rise) + gamma(8, here.dtype) * here.abs()
+    label = torch.nn.functional.one_hot(y, classes).bool()
+    lowest = worst.gather(1, y[:, None])
+    own = here.gather(1, y[:, None])
+    # worst_i - worst_y must not lie below  here_i - here_y + rise; worst_y is lower than here_y.
+    value = value + (lowest - own).clamp(max=0) + gamma(8, here.dtype) * own.abs()
+    return torch.where(~label & (value < worst), value, worst)
 
 
 def _pulled(network: Network, trace: Trace, y: Tensor, worst: Tensor, steps: int, depth: int | None) -> Tensor:

@@ -20,48 +20,14 @@ from torch import Tensor
 
 from locallip.activations import Box, Varying
 from locallip.bounds.bends import Before
+from locallip.bounds.region import Region, Trace
+from locallip.bounds.relaxation import Relaxation
 from locallip.network import Network, Stage
 from locallip.norms import Guarantee, NormKey, NormRule
 from locallip.ops import LinearOp, Masked, total
 from locallip.rounding import FLOOR, floored, gamma, up
 
 BoxRadii = Literal["local", "global", "input"]
-
-
-@dataclass(frozen=True)
-class Region:
-    """What is known of one stage's output z(x') for all x' in the ball around x.
-
-    center (B, *shape) is z(x), off by at most `error` (None: not counted); box holds every z(x'); every difference
-    z(x') - z(x'') is diag(outputs) t with ||t|| <= lipschitz * ||x' - x''||, and ||t|| <= radius for x'' = x, both (B,).
-    `ball_only` says that the box is just the one around the ball, so that its interval image adds nothing to the ball's.
-    """
-
-    center: Tensor
-    error: Tensor | None
-    box: Box
-    radius: Tensor
-    lipschitz: Tensor
-    outputs: Tensor | None
-    ball_only: bool = False
-
-
-@dataclass(frozen=True)
-class Trace:
-    """Everything that `propagate` learned: a region per source, a box and masks per activation, a norm per term.
-
-    `before` has what was known before each activation, with outward rounding only; `logits_box` holds every logit.
-    """
-
-    regions: tuple[Region, ...]
-    boxes: tuple[Box, ...]
-    varying: tuple[Varying, ...]
-    norms: Mapping[NormKey, Tensor]
-    logits: Tensor
-    logits_error: Tensor | None
-    lipschitz: Tensor
-    before: tuple[Before, ...] = ()
-    logits_box: Box | None = None
 
 
 @dataclass(frozen=True)
@@ -155,6 +121,7 @@ def propagate(
     intervals: bool = True,
     input_domain: tuple[float, float] | None = None,
     outward: bool = False,
+    relax: bool = False,
 ) -> Trace:
     """Bounds for every x' with ||x' - x|| <= eps, for x (B, *input_shape) and eps (B,).
 
@@ -162,7 +129,8 @@ def propagate(
     far, which are smaller; "input" only those of stages that read nothing but the input: plain interval arithmetic from
     there on. `ceiling` caps every norm by the unmasked one (theo:local_lip) and is needed for "global".
     `intervals=False` takes the box around the ball alone, without the interval image: a valid box at a third of the cost.
-    eps of shape (1,) serves all samples, and saves a batch of equal radii.
+    eps of shape (1,) serves all samples, and saves a batch of equal radii. `relax` sharpens the boxes of units that may bend
+    by linear relaxation, which needs `outward`.
     """
     if x.shape[1:] != network.input_shape:  # layers over images take other sizes too, but have other norms there
         here, there = tuple(x.shape[1:]), tuple(network.input_shape)
@@ -171,6 +139,8 @@ def propagate(
         raise ValueError("box_radii='global' needs the global bound as ceiling")
     if outward:
         check_exact(network)
+    if relax and not outward:
+        raise ValueError("relax=True is for certificates: it needs outward=True")
     if outward and (box_radii == "input" or not intervals):
         raise ValueError("box_radii='input' and intervals=False are for training; a certificate uses ball and interval")
     if box_radii == "input" and not intervals:
@@ -181,9 +151,12 @@ def propagate(
     befores: list[Before] = []
     norms: dict[NormKey, Tensor] = {}
     balls = _Balls(eps, box_radii, ceiling, outward, intervals)
+    relaxation = Relaxation(regions[0]) if relax else None
     for index, stage in enumerate(network.stages):
         keys = norm_keys(stage, index)
         center, error, box = _pre_activation(stage, regions, balls)
+        if relaxation is not None and error is not None:
+            box = relaxation.sharpened(stage, center, error, box)
         varying = Varying(None, None) if stage.activation is None else stage.activation.varying(box)  # type: ignore[arg-type]
         for source, op in stage.terms.items():
             value = norm(Masked(op, varying.inputs, regions[source].outputs), keys[source], eps)
@@ -192,13 +165,16 @@ def propagate(
         lipschitz = _weighted_sum([(norms[key], regions[source].lipschitz) for source, key in keys.items()], outward)
         if stage.activation is None:
             total_slope = lipschitz.expand(len(x))
-            return Trace(tuple(regions), tuple(boxes), tuple(masks), norms, center, error, total_slope, tuple(befores), box)
+            known = tuple(regions), tuple(boxes), tuple(masks), norms, center, error, total_slope, tuple(befores), box
+            return Trace(*known, relaxation)
         boxes.append(box)
         masks.append(varying)
         if error is not None:
             befores.append(Before(center, error, box, varying, radius.expand(len(x))))
         center, error, image = _activate(stage, center, error, box)
         regions.append(Region(center, error, image, radius, lipschitz, varying.outputs))
+        if relaxation is not None:
+            relaxation.learn(stage, befores[-1], regions[-1])
     raise AssertionError("the last stage has no activation")
 
 

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from locallip.bounds.bends import Bend, bends
-from locallip.bounds.propagate import Region, Trace
+from locallip.bounds.lines import DUST
+from locallip.bounds.region import Region, Trace, width_of
 from locallip.bounds.support import scaled_box, support
 from locallip.network import Network
 from locallip.ops import Compose, LinearOp, Sum
@@ -28,8 +29,6 @@ START, RATE = 0.5, 0.08
 ROUGH, FINE = 3, 12
 #: Numbers in one tensor of the search; what is looked at together is limited by it.
 TOGETHER = {"cpu": 2**23, "cuda": 2**26}
-#: Products that underflow lose less than this times the widths they meet (`_met`), whatever their number.
-DUST = 1e-290
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ class Pullback:
 
     def __init__(self, network: Network, trace: Trace, depth: int | None = None):
         self.regions, self.last = trace.regions, network.stages[-1]
-        self.widths = [_width(region) for region in trace.regions]
+        self.widths = [width_of(region) for region in trace.regions]
         self.stages: dict[int, _Stage] = {}
         self.spread, self.met = self._spread(self.last.terms), self._met(self.last.terms)
         reached = set(self.last.terms)
@@ -71,7 +70,7 @@ class Pullback:
 
     def _met(self, terms: Mapping[int, LinearOp]) -> dict[int, Tensor]:
         """The widths that products on the way back through W meet, by source; (B,)."""
-        return {source: _met(op, self.widths[source]) for source, op in terms.items()}
+        return {source: met(op, self.widths[source]) for source, op in terms.items()}
 
     @property
     def units(self) -> int:
@@ -166,7 +165,7 @@ class _Pass:
         if self.outward:
             # The rounding of g and of alpha g, and of the point c that runs and rises start from.
             reach = (1 + alpha.abs()) * (gamma(8, self.dtype) * bend.width + bend.off)
-            cost = cost + _sum((g.abs() + DUST) * reach) + DUST * _sum(bend.width + most - least)
+            cost = cost + _sum((g.abs() + DUST) * (reach + bend.value_off)) + DUST * _sum(bend.width + most - least)
         if bend.paired:
             first, second = h.chunk(2, dim=1)
             h = torch.cat([first + second, first - second], dim=1)
@@ -234,21 +233,15 @@ def _descend(search: _Pass, steps: int) -> list[Tensor]:
     return best
 
 
-def _width(region: Region) -> Tensor:
-    """|z' - c| or larger, (B, *shape)."""
-    width = torch.maximum(region.box.upper - region.center, region.center - region.box.lower).clamp(min=0)
-    return up(width + (0.0 if region.error is None else region.error))
-
-
-def _met(op: LinearOp, width: Tensor) -> Tensor:
+def met(op: LinearOp, width: Tensor) -> Tensor:
     """sum |v' - v| over the inputs v of every map that W is made of, for |z' - c| <= width; (B,).
 
     What a product loses by underflow between two maps is made larger by the weights of the one before, as v' - v is.
     """
     if isinstance(op, Compose):
-        return _met(op.inner, width) + _met(op.outer, op.inner.apply_abs(width))
+        return met(op.inner, width) + met(op.outer, op.inner.apply_abs(width))
     if isinstance(op, Sum):
-        return torch.stack([_met(part, width) for part in op.parts]).sum(0)
+        return torch.stack([met(part, width) for part in op.parts]).sum(0)
     return _sum(width.flatten(1))
 
 

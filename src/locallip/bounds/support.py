@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from locallip.bounds.propagate import Region
+from locallip.bounds.region import Region
 from locallip.rounding import up
 
 

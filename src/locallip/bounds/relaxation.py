@@ -1,0 +1,167 @@
+"""Linear relaxation: every activation between two lines, and linear functions pulled back through them to the input.
+
+For weights g of the pre-activation y of a stage, g . (y' - c) = sum_k (W_k^T g) . (z_k' - c_k) but for rounding. Weights of
+z = phi(y) become weights of y by the two lines of each unit (lines.py), and these go on as g did, up to the input, where the
+largest value over box and ball is known (support.py). This is CROWN (Zhang et al. 2018) seen from the center of the ball.
+
+Applied to single units it sharpens their boxes. That brings the lines of later stages closer and makes their masks smaller,
+and with them the local bound, whose balls in turn cut the boxes that the lines rest on: all in float64, rounded outward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from locallip.activations import Box
+from locallip.bounds.bends import Before
+from locallip.bounds.lines import DUST, Lines, lines_of, summed, unstable
+from locallip.bounds.pullback import met
+from locallip.bounds.region import Region, width_of
+from locallip.bounds.support import scaled_box, support
+from locallip.network import Stage
+from locallip.ops import LinearOp
+from locallip.rounding import FLOOR, floored, gamma, up
+
+#: Numbers in one tensor on the way back; rows are taken in parts of that size.
+TOGETHER = {"cpu": 2**22, "cuda": 2**27}
+#: Steps of the multiplier where a box cuts the ball at the input: any gives a bound.
+STEPS = 4
+
+
+@dataclass(frozen=True)
+class _Affine:
+    """The linear part of a stage: its terms, what a weight of 1 costs in rounding (B, h), and any by underflow (B,)."""
+
+    terms: Mapping[int, LinearOp]
+    lost: Tensor
+    dust: Tensor
+
+
+class Relaxation:
+    """What is known of a network from the input up to some stage, made for pulling weights back; it grows with `learn`."""
+
+    def __init__(self, first: Region):
+        self.regions, self.widths = [first], [width_of(first)]
+        self.passed: list[tuple[list[Lines], _Affine] | None] = [None]
+
+    def learn(self, stage: Stage, before: Before, region: Region) -> None:
+        """Take the next stage in: what was known before its activation, and the region behind it."""
+        lines = None if stage.activation is None else lines_of(stage.activation, before)
+        affine = self._affine(stage, before.center, before.error, before.box)
+        self.regions.append(region)
+        self.widths.append(width_of(region))
+        self.passed.append(None if lines is None else (lines, affine))
+
+    def sharpened(self, stage: Stage, center: Tensor, error: Tensor, box: Box) -> Box:
+        """The box before the activation of the next stage, smaller where a unit may bend."""
+        if stage.activation is None or all(self.passed[source] is None for source in stage.terms):
+            return box  # a ball or a box at the input is known exactly already
+        units = unstable(stage.activation, box).flatten(1)
+        if not bool(units.any()):
+            return box
+        affine = self._affine(stage, center, error, box)
+        high, low = torch.full_like(center, float("inf")).flatten(1), torch.full_like(center, float("inf")).flatten(1)
+        order = units.to(torch.uint8).sort(dim=1, descending=True, stable=True).indices
+        for some in self._parts(int(units.sum(1).max()), stage):
+            count = int(units[some].sum(1).max())
+            for chosen in order[some, :count].split(self._room(stage), dim=1):
+                rows = torch.zeros(*chosen.shape, units.shape[1], dtype=center.dtype, device=center.device)
+                rows.scatter_(2, chosen[..., None], 1)
+                above, below = self._both(affine, rows, some)
+                high[some] = high[some].scatter(1, chosen, above)
+                low[some] = low[some].scatter(1, chosen, below)
+        high, low = high.reshape(center.shape), low.reshape(center.shape)
+        slack = gamma(4, center.dtype) * center.abs()
+        # A NaN changes nothing.
+        upper, lower = center + up(high) + slack, center - up(low) - slack
+        return Box(torch.where(lower > box.lower, lower, box.lower), torch.where(upper < box.upper, upper, box.upper))
+
+    def rises(self, stage: Stage, center: Tensor, error: Tensor, box: Box, g: Tensor) -> Tensor:
+        """max g . (y' - c) or larger over the ball, (B, n), for weights g (B, n, *shape) before the next activation."""
+        affine, g = self._affine(stage, center, error, box), g.flatten(2)
+        found = []
+        for some in self._parts(g.shape[1], stage):
+            parts = g[some].split(self._room(stage), dim=1)
+            found.append(torch.cat([self._value(*self._through(affine, part, some), some) for part in parts], dim=1))
+        return torch.cat(found)
+
+    def _affine(self, stage: Stage, center: Tensor, error: Tensor, box: Box) -> _Affine:
+        dtype, count = center.dtype, len(self.regions)
+        width = up(torch.maximum(box.upper - center, center - box.lower).clamp(min=0))
+        lost, dust = error + gamma(8, dtype) * width, DUST * width.flatten(1).sum(1)
+        for source, op in stage.terms.items():
+            reach = self.widths[source]
+            spread = up(op.apply_abs(floored(reach, reach > 0)), op.fan_in + 8)
+            lost = lost + gamma(op.roundings + 8 + count, dtype) * spread
+            dust = dust + DUST * met(op, reach)
+        return _Affine(stage.terms, up(lost.flatten(1)), up(dust, 8 + 4 * len(stage.terms)))
+
+    def _parts(self, rows: int, stage: Stage) -> list[slice]:
+        """Samples that are looked at together, if each has so many rows."""
+        count = len(self.regions[0].center)
+        size = max(1, self._room(stage) // max(1, rows))
+        return [slice(i, min(i + size, count)) for i in range(0, count, size)]
+
+    def _room(self, stage: Stage) -> int:
+        """Rows that are looked at together."""
+        device = self.regions[0].center.device.type
+        largest = max([stage.linear_shape.numel(), *(region.center[0].numel() for region in self.regions)])
+        return max(1, TOGETHER[device if device in TOGETHER else "cpu"] // largest)
+
+    def _both(self, affine: _Affine, rows: Tensor, some: slice) -> tuple[Tensor, Tensor]:
+        """The largest value of each row's function, and of its negative."""
+        pending, cost = self._through(affine, rows, some)
+        negative = {source: -g for source, g in pending.items()}
+        return self._value(pending, cost, some), self._value(negative, cost, some)
+
+    def _through(self, affine: _Affine, g: Tensor, some: slice) -> tuple[dict[int, Tensor], Tensor]:
+        """W^T g for every source of a stage, and the cost, (b, n)."""
+        cost = summed(g.abs(), affine.lost[some]) + affine.dust[some, None]
+        flat = g.flatten(0, 1)
+        back = {
+            source: op.adjoint(flat.reshape(-1, *op.out_shape)).reshape(*g.shape[:2], -1)
+            for source, op in affine.terms.items()
+        }
+        return back, cost
+
+    def _value(self, pending: Mapping[int, Tensor], cost: Tensor, some: slice) -> Tensor:
+        """What weights of several regions come to, (b, n), the cost so far included."""
+        left = dict(pending)
+        for k in range(len(self.regions) - 1, -1, -1):
+            if k not in left:
+                continue
+            g = left.pop(k)
+            reach = self.widths[k].flatten(1)[some]
+            # g itself was rounded, as a sum of what several stages ask for.
+            cost = cost + summed(g.abs(), gamma(8, g.dtype) * reach) + up(DUST * reach.sum(1, keepdim=True))
+            step = self.passed[k]
+            if step is None:
+                cost = cost + self._over(g, k, some)
+                continue
+            for lines in step[0]:
+                g, share = lines.back(g, some)
+                cost = cost + share
+            back, share = self._through(step[1], g, some)
+            cost = cost + share
+            for source, more in back.items():
+                left[source] = left[source] + more if source in left else more
+        return up(cost, 64 + 16 * len(self.regions))
+
+    def _over(self, g: Tensor, k: int, some: slice) -> Tensor:
+        """max g . (z' - c) over box and ball of a region where the way ends."""
+        region = self.regions[k]
+        assert region.error is not None
+        radius = region.radius.expand(len(region.center))[some, None]
+        direction = g if region.outputs is None else g * region.outputs.flatten(1)[some, None].to(g.dtype)
+        slack = gamma(g.shape[2] + 16, g.dtype)
+        if region.ball_only:
+            # Squares of entries below 1e-154 vanish, which FLOOR covers.
+            value = (up(direction.norm(dim=2), 16 + g.shape[2]) + FLOOR) * (up(radius) + FLOOR)
+        else:
+            lower, upper = (v[some, None] for v in scaled_box(region, True))
+            value = support(direction, lower, upper, radius, STEPS, slack) + DUST * (upper - lower).sum(2)
+        return up(value) + summed(g.abs(), region.error.flatten(1)[some])
