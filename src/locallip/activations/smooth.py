@@ -75,6 +75,8 @@ class ELU(Increasing):
     def __init__(self, alpha: float):
         if alpha < 0:
             raise ValueError(f"ELU with negative alpha ({alpha}) is not monotone")
+        if alpha > 1e100:
+            raise ValueError(f"ELU with alpha={alpha} makes much of what e^z loses where it vanishes; use alpha <= 1e100")
         self.alpha = alpha
 
     curves = (Curve(-float("inf"), 0.0, convex=True),)

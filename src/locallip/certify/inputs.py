@@ -73,7 +73,10 @@ def _scalar(eps: object) -> float:
 
 @small_numbers_kept()
 def as_batch(x: object, model: nn.Module, input_domain: tuple[float, float] | None) -> Tensor:
-    """The samples in float64 on the model's device; shape is checked when the network is lowered."""
+    """A copy of the samples in float64 on the model's device; shape is checked when the network is lowered.
+
+    A copy, as every check reads it again, and a caller's buffer may be filled with the next batch meanwhile.
+    """
     check_model(model)
     if not isinstance(x, Tensor):
         hint = "; use torch.from_numpy(x)" if type(x).__module__ == "numpy" else ""
@@ -88,12 +91,13 @@ def as_batch(x: object, model: nn.Module, input_domain: tuple[float, float] | No
     device = next((p.device for p in model.parameters()), x.device)
     if device != x.device:
         raise ValueError(f"x is on {x.device}, the model on {device}; move one of them")
+    x = (x if x.is_inference() else x.detach()).clone().double()
     domain = as_domain(input_domain)
     if domain is not None:
         low, high = domain
-        if bool(((x.double() < low) | (x.double() > high)).any()):
+        if bool(((x < low) | (x > high)).any()):
             raise ValueError(f"x leaves input_domain {input_domain}: its values span {x.min():.4g} to {x.max():.4g}")
-    return (x.clone() if x.is_inference() else x.detach()).double()
+    return x
 
 
 def as_domain(domain: tuple[float, float] | None) -> tuple[float, float] | None:
@@ -120,7 +124,7 @@ def as_labels(y: Tensor | Sequence[int], batch: int, classes: int, device: torch
     if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool or y.shape != (batch,):
         hint = "; use y.squeeze(1)" if y.shape == (batch, 1) else ""
         raise ValueError(f"y must be {batch} integer labels, got {y.dtype} of shape {tuple(y.shape)}{hint}")
-    y = y.to(torch.long)  # torch finds no minimum of some unsigned numbers
+    y = y.to(torch.long, copy=True)  # torch finds no minimum of some unsigned numbers
     if batch and (int(y.min()) < 0 or int(y.max()) >= classes):
         raise ValueError(f"labels must lie in 0..{classes - 1}, got {int(y.min())}..{int(y.max())}")
     return y.to(device)

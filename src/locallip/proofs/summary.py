@@ -73,7 +73,7 @@ def describe(summary: dict[str, Any], guarantee: Guarantee) -> str:
     rest = f"; a chance of at most {shown(risk, 2, upwards=True)} that any of these is wrong" if risk else ""
     return (
         f"decided by\n{shares}\n"
-        f"correct {summary['correct']:.2f} %, {word} {summary['certified']:.2f} % of {summary['images']} images "
+        f"correct {summary['correct']:.2f} %, {word} {_share_shown(summary['certified'])} % of {summary['images']} images "
         f"(95 % interval of the share {low:.2f} to {high:.2f}), guarantee {guarantee.value}{rest}{_curve(summary, word)}"
     )
 
@@ -83,7 +83,9 @@ def _curve(summary: dict[str, Any], word: str) -> str:
     if "curve" not in summary:
         return ""
     points = list(zip(summary["curve"]["eps"], summary["curve"]["certified"], strict=True))
-    chosen = "".join(f"\n  {share:6.2f} %  at eps {shown(eps)}" for eps, share in (points[at] for at in (2, 6, 14, 18)))
+    chosen = "".join(
+        f"\n  {_share_shown(share):>6} %  at eps {shown(eps)}" for eps, share in (points[at] for at in (2, 6, 14, 18))
+    )
     median, mean = (shown(summary[key]) for key in ("radius_median", "radius_mean"))
     return f"\nradius: median {median}, mean {mean}; {word} at other radii{chosen}"
 
@@ -91,7 +93,12 @@ def _curve(summary: dict[str, Any], word: str) -> str:
 def shown(value: float, digits: int = 4, upwards: bool = False) -> str:
     """So many digits, never above the number itself, for what is proved; with `upwards` never below, for what is risked."""
     context = Context(prec=digits, rounding=ROUND_CEILING if upwards else ROUND_FLOOR)
-    return f"{float(context.create_decimal(f'{value:.12g}')):.{digits}g}"  # 0.3 is 0.29999999999999998
+    return f"{float(context.create_decimal(repr(float(value)))):.{digits}g}"  # 0.3 is 0.3, not 0.29999999999999998
+
+
+def _share_shown(share: float) -> str:
+    """Per cent with two digits, never more than there are."""
+    return f"{math.floor(round(100 * share, 6)) / 100:.2f}"
 
 
 def _share(part: int, count: int) -> float:

@@ -8,6 +8,7 @@ import math
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from typing import Any
 
 import torch
@@ -250,8 +251,15 @@ def _bytes(values: Tensor) -> str:
 
 
 def _down(value: float, digits: int = 4) -> float:
-    return math.floor(value * 10**digits) / 10**digits if math.isfinite(value) else value
+    """So many digits behind the point, never above the number itself as it is written: 0.57 * 1000 is not quite 570."""
+    return _cut(value, digits, ROUND_FLOOR)
 
 
 def _up(value: float, digits: int = 4) -> float:
-    return math.ceil(value * 10**digits) / 10**digits if math.isfinite(value) else value
+    return _cut(value, digits, ROUND_CEILING)
+
+
+def _cut(value: float, digits: int, rounding: str) -> float:
+    if not math.isfinite(value) or abs(value) > 2**53:
+        return value
+    return float(Decimal(repr(value)).quantize(Decimal(1).scaleb(-digits), rounding, Context(prec=60)))

@@ -23,7 +23,10 @@ function number(x, mode = Math.round) {
   if (x === 0) return "0";
   const power = Math.floor(Math.log10(Math.abs(x)));
   const slack = mode === Math.floor ? 1e-9 : mode === Math.ceil ? -1e-9 : 0;  // 0.57 * 1000 is not quite 570
-  const digits = mode(Math.abs(power) > 20 ? x / 10 ** (power - 2) : x * 10 ** (2 - power) + slack);
+  let digits = mode(Math.abs(power) > 20 ? x / 10 ** (power - 2) : x * 10 ** (2 - power) + slack);
+  const back = power < 2 ? digits / 10 ** (2 - power) : digits * 10 ** (power - 2);
+  if (mode === Math.floor && back > x) digits -= 1;
+  if (mode === Math.ceil && back < x) digits += 1;
   if (power < -3 || power > 5) return `${sign((digits / 100).toFixed(1))}×10${raised(power)}`;
   return sign((digits * 10 ** (power - 2)).toFixed(Math.max(0, 2 - power)));
 }
