@@ -42,20 +42,33 @@ class Lines:
     paired: bool = False
     to_inputs: Callable[[Tensor], Tensor] | None = None
 
+    @property
+    def is_unitwise(self) -> bool:
+        return not self.paired and self.to_inputs is None
+
+    def weights(self, units: int) -> tuple[Tensor, Tensor]:
+        """What g and |g| are multiplied by in the cost, (B, h') each, with the rounding of sums of so many units.
+
+        g top where g > 0 and g bottom elsewhere is g (top + bottom) / 2 + |g| (top - bottom) / 2.
+        """
+        middle, half = (self.top + self.bottom) / 2, (self.top - self.bottom) / 2
+        return middle, half + self.lost + gamma(units + 16, middle.dtype) * (half + middle.abs())
+
+    def slopes(self) -> tuple[Tensor, Tensor]:
+        """What g and |g| are multiplied by on their way to the inputs, (B, h) each."""
+        return (self.upper + self.lower) / 2, (self.upper - self.lower) / 2
+
     def back(self, g: Tensor, some: slice) -> tuple[Tensor, Tensor]:
         """Weights (b, n, h) of the inputs and the cost (b, n) for weights g (b, n, h') of outputs, of the samples `some`."""
         if self.paired:
             first, second = g.chunk(2, dim=2)
             g = torch.cat([first + second, first - second], dim=2) / 2
         size = g.abs()
-        # g top where g > 0 and g bottom elsewhere is g (top + bottom) / 2 + |g| (top - bottom) / 2; slopes alike.
-        middle, half = (self.top + self.bottom)[some] / 2, (self.top - self.bottom)[some] / 2
-        rounding = gamma(g.shape[2] + 16, g.dtype) * (half + middle.abs())
-        cost = summed(size, half + self.lost[some] + rounding) + torch.bmm(g, middle[..., None])[..., 0]
+        (middle, weight), (slope, bend) = self.weights(g.shape[2]), self.slopes()
+        cost = summed(size, weight[some]) + torch.bmm(g, middle[some, :, None])[..., 0]
         if self.to_inputs is not None:
             g, size = self.to_inputs(g), self.to_inputs(size)
-        h = g * ((self.upper + self.lower)[some] / 2)[:, None]
-        h.addcmul_(size, ((self.upper - self.lower)[some] / 2)[:, None])
+        h = (g * slope[some, None]).addcmul_(size, bend[some, None])
         if self.paired:
             first, second = h.chunk(2, dim=2)
             h = torch.cat([first + second, first - second], dim=2)

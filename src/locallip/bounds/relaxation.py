@@ -10,7 +10,7 @@ and with them the local bound, whose balls in turn cut the boxes that the lines 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -23,13 +23,33 @@ from locallip.bounds.pullback import met
 from locallip.bounds.region import Region, width_of
 from locallip.bounds.support import scaled_box, support
 from locallip.network import Stage
-from locallip.ops import LinearOp
+from locallip.ops import LinearOp, Patch
 from locallip.rounding import FLOOR, floored, gamma, up
 
 #: Numbers in one tensor on the way back; rows are taken in parts of that size.
 TOGETHER = {"cpu": 2**22, "cuda": 2**27}
+#: Windows are kept where they are less than this share of the maps.
+SMALL = 0.4
 #: Steps of the multiplier where a box cuts the ball at the input: any gives a bound.
 STEPS = 4
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A stage that can be passed from behind: the lines of its activation, then its linear part."""
+
+    stage: Stage
+    lines: list[Lines]
+    affine: _Affine
+
+
+@dataclass(frozen=True)
+class _Chain:
+    """The maps between a stage and the region where its way back ends, the regions before each, and the largest window."""
+
+    ops: list[LinearOp]
+    regions: list[int]
+    largest: int
 
 
 @dataclass(frozen=True)
@@ -46,7 +66,7 @@ class Relaxation:
 
     def __init__(self, first: Region):
         self.regions, self.widths = [first], [width_of(first)]
-        self.passed: list[tuple[list[Lines], _Affine] | None] = [None]
+        self.passed: list[_Step | None] = [None]
 
     def learn(self, stage: Stage, before: Before, region: Region) -> None:
         """Take the next stage in: what was known before its activation, and the region behind it."""
@@ -54,7 +74,7 @@ class Relaxation:
         affine = self._affine(stage, before.center, before.error, before.box)
         self.regions.append(region)
         self.widths.append(width_of(region))
-        self.passed.append(None if lines is None else (lines, affine))
+        self.passed.append(None if lines is None else _Step(stage, lines, affine))
 
     def sharpened(self, stage: Stage, center: Tensor, error: Tensor, box: Box) -> Box:
         """The box before the activation of the next stage, smaller where a unit may bend."""
@@ -64,21 +84,106 @@ class Relaxation:
         if not bool(units.any()):
             return box
         affine = self._affine(stage, center, error, box)
-        high, low = torch.full_like(center, float("inf")).flatten(1), torch.full_like(center, float("inf")).flatten(1)
-        order = units.to(torch.uint8).sort(dim=1, descending=True, stable=True).indices
-        for some in self._parts(int(units.sum(1).max()), stage):
-            count = int(units[some].sum(1).max())
-            for chosen in order[some, :count].split(self._room(stage), dim=1):
-                rows = torch.zeros(*chosen.shape, units.shape[1], dtype=center.dtype, device=center.device)
-                rows.scatter_(2, chosen[..., None], 1)
-                above, below = self._both(affine, rows, some)
-                high[some] = high[some].scatter(1, chosen, above)
-                low[some] = low[some].scatter(1, chosen, below)
+        high, low = self._by_patches(stage, affine, units) or self._by_rows(stage, affine, units)
         high, low = high.reshape(center.shape), low.reshape(center.shape)
         slack = gamma(4, center.dtype) * center.abs()
         # A NaN changes nothing.
         upper, lower = center + up(high) + slack, center - up(low) - slack
         return Box(torch.where(lower > box.lower, lower, box.lower), torch.where(upper < box.upper, upper, box.upper))
+
+    def _by_rows(self, stage: Stage, affine: _Affine, units: Tensor) -> tuple[Tensor, Tensor]:
+        """How far units (B, h) can move up and down, (B, h) each, infinity where it was not asked for."""
+        high = torch.full_like(affine.lost, float("inf"))
+        low = high.clone()
+        order = units.to(torch.uint8).sort(dim=1, descending=True, stable=True).indices
+        for some in self._parts(int(units.sum(1).max()), stage):
+            count = int(units[some].sum(1).max())
+            for chosen in order[some, :count].split(self._room(stage), dim=1):
+                rows = high.new_zeros(*chosen.shape, units.shape[1])
+                rows.scatter_(2, chosen[..., None], 1)
+                above, below = self._both(affine, rows, some)
+                high[some] = high[some].scatter(1, chosen, above)
+                low[some] = low[some].scatter(1, chosen, below)
+        return high, low
+
+    def _by_patches(self, stage: Stage, affine: _Affine, units: Tensor) -> tuple[Tensor, Tensor] | None:
+        """The same, where what a unit depends on is a small part of every map on the way; None elsewhere."""
+        way = self._chain(stage)
+        if way is None:
+            return None
+        samples, which = units.nonzero(as_tuple=True)
+        size = max(1, TOGETHER[_kind(units.device)] // (16 * way.largest))
+        high = torch.full_like(affine.lost, float("inf"))
+        low = high.clone()
+        for some, unit in zip(samples.split(size), which.split(size), strict=True):
+            first = Patch.of_units(unit, stage.linear_shape, high)
+            both = Patch(torch.cat([first.values, -first.values]), first.origin.repeat(2, 1))
+            cost = up(affine.lost[some, unit]) + affine.dust[some]
+            value = self._patch_value(way, both, some.repeat(2), cost.repeat(2))
+            high[some, unit], low[some, unit] = value.chunk(2)
+        return high, low
+
+    def _chain(self, stage: Stage) -> _Chain | None:
+        """The way of single units of a stage to the input, if it is one, and their windows remain small on it."""
+        ops, regions = [], []
+        while len(stage.terms) == 1 and len(stage.linear_shape) == 3:
+            ((source, op),) = stage.terms.items()
+            step = self.passed[source]
+            ops.append(op)
+            regions.append(source)
+            if step is None:
+                break
+            if len(step.lines) != 1 or not step.lines[0].is_unitwise:
+                return None
+            stage = step.stage
+        else:
+            return None
+        patch: Patch | None = Patch.of_units(torch.zeros(1, dtype=torch.long), ops[0].out_shape, torch.zeros(1))
+        sizes, wholes = [], []
+        for op in ops:
+            patch = op.adjoint_patch(patch) if patch is not None else None
+            if patch is None:
+                return None
+            sizes.append(patch.values.numel())
+            wholes.append(op.in_shape.numel())
+        return _Chain(ops, regions, max(sizes)) if sum(sizes) < SMALL * sum(wholes) else None
+
+    def _patch_value(self, way: _Chain, patch: Patch, samples: Tensor, cost: Tensor) -> Tensor:
+        """What unit vectors of a stage come to, (n,), the cost so far included."""
+        for op, k in zip(way.ops, way.regions, strict=True):
+            found = op.adjoint_patch(patch)
+            assert found is not None
+            g, step, reach = found.values, self.passed[k], self.widths[k]
+            size, count = g.abs(), g[0].numel()
+            rounded = gamma(8, g.dtype) * reach
+            cost = cost + up(DUST * reach.flatten(1).sum(1))[samples]
+            if step is None:
+                cost = cost + up((size * found.seen(rounded, samples)).sum((1, 2, 3)), 8 + count)
+                return up(cost + self._over_patch(found, k, samples), 64 + 16 * len(self.regions))
+            (middle, weight), (slope, bend) = step.lines[0].weights(count), step.lines[0].slopes()
+            maps = [v.reshape(reach.shape) for v in (slope, bend, middle, weight + rounded.flatten(1), step.affine.lost)]
+            slope, bend, middle, weight, lost = found.seen(torch.stack(maps, dim=1), samples).unbind(1)
+            share = up((size * weight).sum((1, 2, 3)), 8 + count) + (g * middle).sum((1, 2, 3))
+            h = g * slope + size * bend
+            share = up(share.clamp(min=0)) + up((h.abs() * lost).sum((1, 2, 3)), 8 + count)
+            cost = cost + share + (step.lines[0].dust + step.affine.dust)[samples]
+            patch = Patch(h, found.origin)
+        raise AssertionError("the way ends at a region")
+
+    def _over_patch(self, patch: Patch, k: int, samples: Tensor) -> Tensor:
+        """As `_over`, for rows with windows."""
+        region = self.regions[k]
+        assert region.error is not None
+        inside = patch.inside(region.center.shape[1:])
+        g, count = inside.values.flatten(1)[:, None], inside.values[0].numel()
+        maps = [region.error] if region.outputs is None else [region.error, region.outputs.to(g.dtype)]
+        if not region.ball_only:
+            maps.extend(v.reshape(region.center.shape) for v in scaled_box(region, True))
+        seen = [v.flatten(1)[:, None] for v in inside.seen(torch.stack(maps, dim=1), samples).unbind(1)]
+        lost = up((g.abs() * seen.pop(0)).sum(2), 8 + count)
+        direction = g if region.outputs is None else g * seen.pop(0)
+        radius = region.radius.expand(len(region.center))[samples, None]
+        return (_most(direction, seen, radius) + lost)[:, 0]
 
     def rises(self, stage: Stage, center: Tensor, error: Tensor, box: Box, g: Tensor) -> Tensor:
         """max g . (y' - c) or larger over the ball, (B, n), for weights g (B, n, *shape) before the next activation."""
@@ -108,9 +213,8 @@ class Relaxation:
 
     def _room(self, stage: Stage) -> int:
         """Rows that are looked at together."""
-        device = self.regions[0].center.device.type
         largest = max([stage.linear_shape.numel(), *(region.center[0].numel() for region in self.regions)])
-        return max(1, TOGETHER[device if device in TOGETHER else "cpu"] // largest)
+        return max(1, TOGETHER[_kind(self.regions[0].center.device)] // largest)
 
     def _both(self, affine: _Affine, rows: Tensor, some: slice) -> tuple[Tensor, Tensor]:
         """The largest value of each row's function, and of its negative."""
@@ -142,10 +246,10 @@ class Relaxation:
             if step is None:
                 cost = cost + self._over(g, k, some)
                 continue
-            for lines in step[0]:
+            for lines in step.lines:
                 g, share = lines.back(g, some)
                 cost = cost + share
-            back, share = self._through(step[1], g, some)
+            back, share = self._through(step.affine, g, some)
             cost = cost + share
             for source, more in back.items():
                 left[source] = left[source] + more if source in left else more
@@ -157,11 +261,20 @@ class Relaxation:
         assert region.error is not None
         radius = region.radius.expand(len(region.center))[some, None]
         direction = g if region.outputs is None else g * region.outputs.flatten(1)[some, None].to(g.dtype)
-        slack = gamma(g.shape[2] + 16, g.dtype)
-        if region.ball_only:
-            # Squares of entries below 1e-154 vanish, which FLOOR covers.
-            value = (up(direction.norm(dim=2), 16 + g.shape[2]) + FLOOR) * (up(radius) + FLOOR)
-        else:
-            lower, upper = (v[some, None] for v in scaled_box(region, True))
-            value = support(direction, lower, upper, radius, STEPS, slack) + DUST * (upper - lower).sum(2)
-        return up(value) + summed(g.abs(), region.error.flatten(1)[some])
+        box = [] if region.ball_only else [v[some, None] for v in scaled_box(region, True)]
+        return _most(direction, box, radius) + summed(g.abs(), region.error.flatten(1)[some])
+
+
+def _most(direction: Tensor, box: Sequence[Tensor], radius: Tensor) -> Tensor:
+    """max d . t over the ball, or over the ball and a box with the ends `box`, rounded up; d (b, n, h), radius (b, 1)."""
+    count = direction.shape[2]
+    if not box:
+        # Squares of entries below 1e-154 vanish, which FLOOR covers.
+        return up((up(direction.norm(dim=2), 16 + count) + FLOOR) * (up(radius) + FLOOR))
+    lower, upper = box
+    value = support(direction, lower, upper, radius, STEPS, gamma(count + 16, direction.dtype))
+    return up(value.clamp(min=0)) + up(DUST * (upper - lower).sum(2), 8 + count)
+
+
+def _kind(device: torch.device) -> str:
+    return device.type if device.type in TOGETHER else "cpu"

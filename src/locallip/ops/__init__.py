@@ -5,6 +5,7 @@ from locallip.ops.cast import Cast
 from locallip.ops.conv import Conv
 from locallip.ops.dense import Dense
 from locallip.ops.diagonal import Diagonal
+from locallip.ops.patch import Patch
 from locallip.ops.pool import average_pool
 from locallip.ops.reshape import Reshape
 from locallip.ops.window import Window, Windows
@@ -18,6 +19,7 @@ __all__ = [
     "Identity",
     "LinearOp",
     "Masked",
+    "Patch",
     "Reshape",
     "Sum",
     "Window",

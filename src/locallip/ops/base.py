@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from locallip.ops.patch import Patch
 from locallip.ops.window import Windows, composed_windows, joined_windows, point_windows
 
 
@@ -51,6 +52,10 @@ class LinearOp(ABC):
     @abstractmethod
     def adjoint(self, w: Tensor) -> Tensor:
         """W^T w, (B, *out_shape) -> (B, *in_shape); exactly the transpose."""
+
+    def adjoint_patch(self, w: Patch) -> Patch | None:
+        """W^T w for rows that are zero outside a window; None where what it gives is not known to be so."""
+        return None
 
     @abstractmethod
     def apply_abs(self, r: Tensor) -> Tensor:
@@ -95,6 +100,9 @@ class Identity(LinearOp):
     def adjoint(self, w: Tensor) -> Tensor:
         return w
 
+    def adjoint_patch(self, w: Patch) -> Patch:
+        return w
+
     def apply_abs(self, r: Tensor) -> Tensor:
         return r
 
@@ -129,6 +137,10 @@ class Compose(LinearOp):
 
     def adjoint(self, w: Tensor) -> Tensor:
         return self.inner.adjoint(self.outer.adjoint(w))
+
+    def adjoint_patch(self, w: Patch) -> Patch | None:
+        between = self.outer.adjoint_patch(w)
+        return None if between is None else self.inner.adjoint_patch(between.inside(self.inner.out_shape))
 
     def apply_abs(self, r: Tensor) -> Tensor:
         return self.outer.apply_abs(self.inner.apply_abs(r))

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from locallip.ops.base import LinearOp, smallest_entry
+from locallip.ops.patch import Patch
 from locallip.ops.window import Window
 from locallip.rounding import root
 
@@ -80,6 +81,15 @@ class Conv(LinearOp):
             if before != after:
                 v = v.narrow(d, before, v.shape[d] - before - after)
         return v
+
+    def adjoint_patch(self, w: Patch) -> Patch | None:
+        if self._dims != 2:
+            return None
+        weight = self.weight().to(w.values.dtype)
+        values = F.conv_transpose2d(w.values, weight, None, self.stride, 0, 0, self.groups, self.dilation)
+        shift = [[stride, side[0]] for stride, side in zip(self.stride, self._sides, strict=True)]
+        stride, before = w.origin.new_tensor(shift).T
+        return Patch(values, w.origin * stride - before)
 
     def _turned(self, weight: Tensor) -> Tensor:
         """The kernel of the adjoint: turned round in space, input and output channels exchanged within each group."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from locallip.ops.base import LinearOp, smallest_entry
+from locallip.ops.patch import Patch
 from locallip.ops.window import point_windows
 
 
@@ -28,6 +29,12 @@ class Diagonal(LinearOp):
 
     def adjoint(self, w: Tensor) -> Tensor:
         return w * self.factor(w.dtype)
+
+    def adjoint_patch(self, w: Patch) -> Patch | None:
+        if len(self.in_shape) != 3:
+            return None
+        factor = self.factor(w.values.dtype).expand(1, *self.in_shape)
+        return Patch(w.values * w.seen(factor, torch.zeros_like(w.origin[:, 0])), w.origin)
 
     def apply_abs(self, r: Tensor) -> Tensor:
         return r * self.factor(r.dtype).abs()
