@@ -109,20 +109,27 @@ class Bend:
         return torch.where(self.straight, exact, away)
 
     def lines(self) -> tuple[Tensor, Tensor]:
-        """Slopes (B, h) of the lines below and above psi that are closest to it at c; psi's own where it is straight.
+        """Slopes (B, h) of the lines below and above psi that are closest to it on the whole; its own where it is straight.
 
-        Such a line touches two of the points, or has the slope of psi at c.
+        The area between a line and psi over the box is least where the line is closest in the middle of the box. Such a line
+        touches two of the points.
         """
+        middle = (self.runs.amin(0) + self.runs.amax(0)) / 2
         below = above = self.slope
-        least, most = self.rest(self.slope, False)
+        least, most = self._in_the_middle(self.slope, middle)
         for i, j in combinations(range(len(self.runs)), 2):
             run = self.runs[i] - self.runs[j]
             flat = run == 0
             alpha = torch.where(flat, self.slope, (self.rises[i] - self.rises[j]) / torch.where(flat, 1.0, run))
-            low, high = self.rest(alpha, False)
+            low, high = self._in_the_middle(alpha, middle)
             below, least = torch.where(low > least, alpha, below), torch.maximum(low, least)
             above, most = torch.where(high < most, alpha, above), torch.minimum(high, most)
         return torch.where(self.straight, self.slope, below), torch.where(self.straight, self.slope, above)
+
+    def _in_the_middle(self, alpha: Tensor, run: Tensor) -> tuple[Tensor, Tensor]:
+        """How far the lines of slope alpha below and above are from psi(c), `run` away from c."""
+        least, most = self.rest(alpha, False)
+        return least + alpha * run, most + alpha * run
 
 
 @dataclass(frozen=True)
@@ -172,12 +179,13 @@ class Curved(Bend):
 
     def lines(self) -> tuple[Tensor, Tensor]:
         """The ends of r are convex and concave functions of alpha, so a golden section finds the best slopes."""
-        found = []
+        found, middle = [], (self.runs.amin(0) + self.runs.amax(0)) / 2
         for which, sign in ((0, -1.0), (1, 1.0)):
             low, high = self.low, self.high
             for _ in range(GOLDEN_STEPS):
                 left, right = high - GOLDEN * (high - low), low + GOLDEN * (high - low)
-                better = sign * self.rest(left, False)[which] < sign * self.rest(right, False)[which]
+                here, there = (self._in_the_middle(alpha, middle)[which] for alpha in (left, right))
+                better = sign * here < sign * there
                 low, high = torch.where(better, low, left), torch.where(better, right, high)
             found.append((low + high) / 2)
         return torch.where(self.straight, self.slope, found[0]), torch.where(self.straight, self.slope, found[1])

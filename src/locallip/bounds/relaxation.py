@@ -112,15 +112,13 @@ class Relaxation:
         if way is None:
             return None
         samples, which = units.nonzero(as_tuple=True)
-        size = max(1, TOGETHER[_kind(units.device)] // (16 * way.largest))
+        size = max(1, TOGETHER[_kind(units.device)] // (4 * way.largest))
         high = torch.full_like(affine.lost, float("inf"))
         low = high.clone()
         for some, unit in zip(samples.split(size), which.split(size), strict=True):
-            first = Patch.of_units(unit, stage.linear_shape, high)
-            both = Patch(torch.cat([first.values, -first.values]), first.origin.repeat(2, 1))
             cost = up(affine.lost[some, unit]) + affine.dust[some]
-            value = self._patch_value(way, both, some.repeat(2), cost.repeat(2))
-            high[some, unit], low[some, unit] = value.chunk(2)
+            value = self._patch_value(way, Patch.of_units(unit, stage.linear_shape, high), some, cost[:, None])
+            high[some, unit], low[some, unit] = value.unbind(1)
         return high, low
 
     def _chain(self, stage: Stage) -> _Chain | None:
@@ -149,41 +147,42 @@ class Relaxation:
         return _Chain(ops, regions, max(sizes)) if sum(sizes) < SMALL * sum(wholes) else None
 
     def _patch_value(self, way: _Chain, patch: Patch, samples: Tensor, cost: Tensor) -> Tensor:
-        """What unit vectors of a stage come to, (n,), the cost so far included."""
-        for op, k in zip(way.ops, way.regions, strict=True):
+        """What unit vectors of a stage and their negatives come to, (n, 2), the cost (n, 1) so far included."""
+        for i, (op, k) in enumerate(zip(way.ops, way.regions, strict=True)):
             found = op.adjoint_patch(patch)
             assert found is not None
-            g, step, reach = found.values, self.passed[k], self.widths[k]
-            size, count = g.abs(), g[0].numel()
-            rounded = gamma(8, g.dtype) * reach
-            cost = cost + up(DUST * reach.flatten(1).sum(1))[samples]
+            g = found.values if i else torch.cat([found.values, -found.values], dim=1)
+            size, step, count = g.abs(), self.passed[k], g[0, 0].numel()
+            rounded = gamma(8, g.dtype) * self.widths[k]
+            cost = cost + up(DUST * self.widths[k].flatten(1).sum(1))[samples, None]
             if step is None:
-                cost = cost + up((size * found.seen(rounded, samples)).sum((1, 2, 3)), 8 + count)
-                return up(cost + self._over_patch(found, k, samples), 64 + 16 * len(self.regions))
-            (middle, weight), (slope, bend) = step.lines[0].weights(count), step.lines[0].slopes()
-            maps = [v.reshape(reach.shape) for v in (slope, bend, middle, weight + rounded.flatten(1), step.affine.lost)]
-            slope, bend, middle, weight, lost = found.seen(torch.stack(maps, dim=1), samples).unbind(1)
-            share = up((size * weight).sum((1, 2, 3)), 8 + count) + (g * middle).sum((1, 2, 3))
-            h = g * slope + size * bend
-            share = up(share.clamp(min=0)) + up((h.abs() * lost).sum((1, 2, 3)), 8 + count)
-            cost = cost + share + (step.lines[0].dust + step.affine.dust)[samples]
-            patch = Patch(h, found.origin)
+                cost = cost + _summed(size, found.seen(rounded, samples))
+                return up(cost + self._over_patch(Patch(g, found.origin), k, samples), 64 + 16 * len(self.regions))
+            lines = step.lines[0]
+            (middle, weight), (slope, bend) = lines.weights(count), lines.slopes()
+            # No weight of an input is larger than |g| times this.
+            weight = up(weight + rounded.flatten(1) + up(slope.abs() + bend) * step.affine.lost)
+            maps = torch.stack([v.reshape(rounded.shape) for v in (slope, bend, middle, weight)], dim=1)
+            slope, bend, middle, weight = found.seen(maps, samples).unbind(1)
+            share = _summed(size, weight) + torch.bmm(g.flatten(2), middle.flatten(1)[..., None])[..., 0]
+            cost = cost + up(share.clamp(min=0)) + (lines.dust + step.affine.dust)[samples, None]
+            patch = Patch((g * slope[:, None]).addcmul_(size, bend[:, None]), found.origin)
         raise AssertionError("the way ends at a region")
 
     def _over_patch(self, patch: Patch, k: int, samples: Tensor) -> Tensor:
-        """As `_over`, for rows with windows."""
+        """As `_over`, for rows with windows, (n, r)."""
         region = self.regions[k]
         assert region.error is not None
         inside = patch.inside(region.center.shape[1:])
-        g, count = inside.values.flatten(1)[:, None], inside.values[0].numel()
-        maps = [region.error] if region.outputs is None else [region.error, region.outputs.to(g.dtype)]
+        maps = [region.error] if region.outputs is None else [region.error, region.outputs.to(region.error.dtype)]
         if not region.ball_only:
             maps.extend(v.reshape(region.center.shape) for v in scaled_box(region, True))
-        seen = [v.flatten(1)[:, None] for v in inside.seen(torch.stack(maps, dim=1), samples).unbind(1)]
-        lost = up((g.abs() * seen.pop(0)).sum(2), 8 + count)
-        direction = g if region.outputs is None else g * seen.pop(0)
-        radius = region.radius.expand(len(region.center))[samples, None]
-        return (_most(direction, seen, radius) + lost)[:, 0]
+        error, *seen = inside.seen(torch.stack(maps, dim=1), samples).unbind(1)
+        lost, direction = _summed(inside.values.abs(), error), inside.values.flatten(2)
+        box = [v.flatten(1)[:, None] for v in seen]
+        if region.outputs is not None:
+            direction = direction * box.pop(0)
+        return _most(direction, box, region.radius.expand(len(region.center))[samples, None]) + lost
 
     def rises(self, stage: Stage, center: Tensor, error: Tensor, box: Box, g: Tensor) -> Tensor:
         """max g . (y' - c) or larger over the ball, (B, n), for weights g (B, n, *shape) before the next activation."""
@@ -274,6 +273,11 @@ def _most(direction: Tensor, box: Sequence[Tensor], radius: Tensor) -> Tensor:
     lower, upper = box
     value = support(direction, lower, upper, radius, STEPS, gamma(count + 16, direction.dtype))
     return up(value.clamp(min=0)) + up(DUST * (upper - lower).sum(2), 8 + count)
+
+
+def _summed(size: Tensor, weight: Tensor) -> Tensor:
+    """sum size weight over windows, (n, r), rounded up, for size (n, r, channels, h, w) and weight (n, channels, h, w)."""
+    return summed(size.flatten(2), weight.flatten(1))
 
 
 def _kind(device: torch.device) -> str:

@@ -85,11 +85,18 @@ class Conv(LinearOp):
     def adjoint_patch(self, w: Patch) -> Patch | None:
         if self._dims != 2:
             return None
-        weight = self.weight().to(w.values.dtype)
-        values = F.conv_transpose2d(w.values, weight, None, self.stride, 0, 0, self.groups, self.dilation)
+        (n, r, *shape), flat = w.values.shape, w.values.flatten(2)
+        # As one matrix, where that is made of fewer rows than there are: products of matrices are far faster.
+        whole = (
+            torch.eye(flat.shape[2], dtype=flat.dtype, device=flat.device) if n * r > flat.shape[2] else flat.flatten(0, 1)
+        )
+        weight, geometry = self.weight().to(flat.dtype), (self.stride, 0, 0, self.groups, self.dilation)
+        values = F.conv_transpose2d(whole.reshape(-1, *shape), weight, None, *geometry)
+        if n * r > flat.shape[2]:
+            values = (flat.flatten(0, 1) @ values.flatten(1)).reshape(-1, *values.shape[1:])
         shift = [[stride, side[0]] for stride, side in zip(self.stride, self._sides, strict=True)]
         stride, before = w.origin.new_tensor(shift).T
-        return Patch(values, w.origin * stride - before)
+        return Patch(values.unflatten(0, (n, r)), w.origin * stride - before)
 
     def _turned(self, weight: Tensor) -> Tensor:
         """The kernel of the adjoint: turned round in space, input and output channels exchanged within each group."""

@@ -34,7 +34,7 @@ class Diagonal(LinearOp):
         if len(self.in_shape) != 3:
             return None
         factor = self.factor(w.values.dtype).expand(1, *self.in_shape)
-        return Patch(w.values * w.seen(factor, torch.zeros_like(w.origin[:, 0])), w.origin)
+        return Patch(w.values * w.seen(factor, torch.zeros_like(w.origin[:, 0]))[:, None], w.origin)
 
     def apply_abs(self, r: Tensor) -> Tensor:
         return r * self.factor(r.dtype).abs()
