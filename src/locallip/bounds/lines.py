@@ -1,8 +1,10 @@
 """Two lines for every unit of an activation over its box, seen from the center of the ball.
 
-    phi(c) + lower (y' - c) + bottom  <=  phi(y')  <=  phi(c) + upper (y' - c) + top
+    phi(c) + below.slope (y' - c) - below.gap  <=  phi(y')  <=  phi(c) + above.slope (y' - c) + above.gap
 
-A weight g of the output becomes g upper where it is positive and g lower elsewhere, and costs g top or g bottom.
+A weight g of the output becomes g above.slope where it is positive and g below.slope elsewhere, and costs |g| times the gap.
+The units of a stage cannot all be at the ends of their boxes, where the gaps are: what is left of phi besides a line is at
+most `size` |y' - c|, and the y' - c of all units lie in a ball. So the costs together are at most those over box and ball.
 """
 
 from __future__ import annotations
@@ -17,26 +19,36 @@ from torch import Tensor
 
 from locallip.activations import Activation, Box, Clip, MaxPool2d, SortPairs
 from locallip.bounds.bends import Before, Bend, bends, clipped
+from locallip.bounds.support import support
 from locallip.network import PassThrough
 from locallip.rounding import gamma, up
 
 #: Products that underflow lose less than this times the widths they meet (`met`), whatever their number.
 DUST = 1e-290
+#: Steps of the multiplier where a box cuts a ball: any gives a bound.
+STEPS = 2
+
+
+class Side(NamedTuple):
+    """The lines on one side: slope (B, h); the gap is at most size times t, 0 <= t <= cap, both (B, h')."""
+
+    slope: Tensor
+    size: Tensor
+    cap: Tensor
 
 
 @dataclass(frozen=True)
 class Lines:
-    """Lines of an activation, or of one of the steps that it is made of; tensors are (B, h), but (B, h') as said.
+    """Lines of an activation with h inputs and h' outputs, or of one of the steps that it is made of.
 
-    lower and upper are slopes; bottom <= 0 <= top (B, h') tell how far the lines are from phi at c; lost (B, h') is what a
-    weight of 1 costs in rounding, dust (B,) what any weight does by underflow. `to_inputs` takes weights of h' outputs to h
-    inputs, where one output has several. `paired`: h are the sums, then the differences, of the halves of dimension 1.
+    The t of all units together are no longer than radius (B,), None where no ball is known. lost (B, h') is what a weight of
+    1 costs in rounding, dust (B,) what any weight does by underflow. `to_inputs` takes weights of h' outputs to h inputs,
+    where one output has several. `paired`: the units are the sums, then the differences, of the halves of dimension 1.
     """
 
-    lower: Tensor
-    upper: Tensor
-    bottom: Tensor
-    top: Tensor
+    below: Side
+    above: Side
+    radius: Tensor | None
     lost: Tensor
     dust: Tensor
     paired: bool = False
@@ -46,38 +58,47 @@ class Lines:
     def is_unitwise(self) -> bool:
         return not self.paired and self.to_inputs is None
 
-    def weights(self, units: int) -> tuple[Tensor, Tensor]:
-        """What g and |g| are multiplied by in the cost, (B, h') each, with the rounding of sums of so many units.
+    def back(self, g: Tensor, some: slice, ball: bool) -> tuple[Tensor, Tensor]:
+        """Weights (b, n, h) of the inputs and the cost (b, n) for weights g (b, n, h') of outputs, of the samples `some`.
 
-        g top where g > 0 and g bottom elsewhere is g (top + bottom) / 2 + |g| (top - bottom) / 2.
+        Without `ball` the gaps are looked at one by one, which is faster.
         """
-        middle, half = (self.top + self.bottom) / 2, (self.top - self.bottom) / 2
-        return middle, half + self.lost + gamma(units + 16, middle.dtype) * (half + middle.abs())
-
-    def slopes(self) -> tuple[Tensor, Tensor]:
-        """What g and |g| are multiplied by on their way to the inputs, (B, h) each."""
-        return (self.upper + self.lower) / 2, (self.upper - self.lower) / 2
-
-    def back(self, g: Tensor, some: slice) -> tuple[Tensor, Tensor]:
-        """Weights (b, n, h) of the inputs and the cost (b, n) for weights g (b, n, h') of outputs, of the samples `some`."""
         if self.paired:
             first, second = g.chunk(2, dim=2)
             g = torch.cat([first + second, first - second], dim=2) / 2
+        below, above = (Side(*(values[some, None] for values in side)) for side in (self.below, self.above))
         size = g.abs()
-        (middle, weight), (slope, bend) = self.weights(g.shape[2]), self.slopes()
-        cost = summed(size, weight[some]) + torch.bmm(g, middle[some, :, None])[..., 0]
-        if self.to_inputs is not None:
-            g, size = self.to_inputs(g), self.to_inputs(size)
-        h = (g * slope[some, None]).addcmul_(size, bend[some, None])
+        radius = self.radius[some, None] if ball and self.radius is not None else None
+        cost = gaps(g, below, above, radius) + summed(size, self.lost[some]) + self.dust[some, None]
+        h = g if self.to_inputs is None else self.to_inputs(g)
+        h = h * torch.where(h > 0, above.slope, below.slope)
         if self.paired:
             first, second = h.chunk(2, dim=2)
             h = torch.cat([first + second, first - second], dim=2)
-        return h, up(cost.clamp(min=0)) + self.dust[some, None]
+        return h, cost
+
+
+def gaps(g: Tensor, below: Side, above: Side, radius: Tensor | None) -> Tensor:
+    """sum |g| size t at most, (b, n), rounded up, for weights g (b, n, h), sides that fit them, and radius (b, 1)."""
+    if radius is None:
+        down, rise = (up(side.size * side.cap) for side in (below, above))
+        # |g| down where g < 0 and |g| rise where g > 0.
+        half = [_weighed(g.clamp(min=0), rise), _weighed((-g).clamp(min=0), down)]
+        return half[0] + half[1] + up(DUST * (down + rise).sum(2), 8 + g.shape[2])
+    size, cap = (torch.where(g > 0, up_, down) for up_, down in zip(above[1:], below[1:], strict=True))
+    slack = gamma(g.shape[2] + 16, g.dtype)
+    value = support(g.abs() * size, torch.zeros_like(g[..., :1]), cap, radius, STEPS, slack)
+    return up(value.clamp(min=0)) + up(DUST * cap.sum(2), 8 + g.shape[2])
 
 
 def summed(size: Tensor, weight: Tensor) -> Tensor:
     """sum size weight over the units, (b, n), rounded up, for size (b, n, h) and weight (b, h), both >= 0."""
     return up(torch.bmm(size, weight[..., None])[..., 0], 8 + size.shape[2])
+
+
+def _weighed(size: Tensor, weight: Tensor) -> Tensor:
+    """As `summed`, for weight (b, 1, h)."""
+    return summed(size, weight[:, 0])
 
 
 def lines_of(activation: Activation, before: Before) -> list[Lines] | None:
@@ -109,29 +130,21 @@ def unstable(activation: Activation, box: Box) -> Tensor:
     return box.lower < box.upper
 
 
-class _Ends(NamedTuple):
-    """Slopes and distances of the two lines of a bend, and what a weight costs in rounding on its way through them."""
-
-    lower: Tensor
-    upper: Tensor
-    bottom: Tensor
-    top: Tensor
-    lost: Tensor
-    width: Tensor
-
-
-def _ends(bend: Bend) -> _Ends:
-    lower, upper = bend.lines()
-    bottom, top = bend.rest(lower, True)[0], bend.rest(upper, True)[1]
-    bottom, top = (torch.where(bend.straight, 0.0, end) for end in (bottom, top))
-    slopes, width = torch.maximum(lower.abs(), upper.abs()), up(bend.width)
-    lost = up((1 + slopes) * (gamma(8, lower.dtype) * width + bend.off) + bend.value_off)
-    return _Ends(lower, upper, bottom, top, lost, width)
-
-
 def _lines(bend: Bend) -> Lines:
-    lower, upper, bottom, top, lost, width = _ends(bend)
-    return Lines(lower, upper, bottom, top, lost, up(DUST * (width + top - bottom).sum(1)), bend.paired)
+    lower, upper = bend.lines()
+    down, least, _ = bend.remainder(lower, True)
+    above, _, most = bend.remainder(upper, True)
+    width = up(bend.width)
+    dust = up(DUST * (width + most - least).sum(1), 8 + width.shape[1])
+    return Lines(
+        Side(lower, down, -least), Side(upper, above, most), bend.radius, _lost(bend, lower, upper), dust, bend.paired
+    )
+
+
+def _lost(bend: Bend, lower: Tensor, upper: Tensor) -> Tensor:
+    """What a weight of 1 costs in rounding on its way through lines with these slopes."""
+    slopes = torch.maximum(lower.abs(), upper.abs())
+    return up((1 + slopes) * (gamma(8, lower.dtype) * up(bend.width) + bend.off) + bend.value_off)
 
 
 def _pool(pool: MaxPool2d, before: Before) -> Lines:
@@ -149,25 +162,26 @@ def _pool(pool: MaxPool2d, before: Before) -> Lines:
     for middle in (pool(box.lower), torch.where(torch.isfinite(second), second, largest), largest):
         m = pool.to_inputs(middle)
         bend = clipped(before, center, box, before.varying.inputs, m, float("inf"))
-        _, upper, _, top, lost, width = _ends(bend)
+        slope = bend.lines()[1]
+        top, lost, width = bend.rest(slope, True)[1], _lost(bend, slope, slope), up(bend.width)
         over = (center - m).clamp(min=0).flatten(1)
         parts = pool.to_outputs((over + top).reshape(center.shape)) + (middle - top_center)
         sizes = pool.to_outputs((over + top + width).reshape(center.shape)) + middle.abs() + top_center.abs()
         rise = (parts + gamma(64 + pool.window, center.dtype) * sizes).clamp(min=0).flatten(1)
         lost = up(pool.to_outputs(lost.reshape(center.shape)), 8 + pool.window).flatten(1)
-        upper = torch.where(pool.used(center), upper.reshape(center.shape), 0.0).flatten(1)
+        slope = torch.where(pool.used(center), slope.reshape(center.shape), 0.0).flatten(1)
         if best is None:
-            best = upper, rise, lost
+            best = slope, rise, lost
             continue
         lower_here = rise < best[1]
         inputs = pool.to_inputs(lower_here.reshape(middle.shape)).flatten(1)
         best = (
-            torch.where(inputs, upper, best[0]),
+            torch.where(inputs, slope, best[0]),
             torch.where(lower_here, rise, best[1]),
             torch.maximum(lost, best[2]),
         )
     assert best is not None
-    upper, rise, lost = best
+    slope, rise, lost = best
     lower = torch.zeros_like(center).flatten(2).scatter(2, place.flatten(2), 1.0).flatten(1)
     width = torch.maximum(box.upper - center, center - box.lower).flatten(1)
     dust = up(DUST * (width.sum(1) + rise.sum(1)))
@@ -176,4 +190,5 @@ def _pool(pool: MaxPool2d, before: Before) -> Lines:
         shaped = g.flatten(0, 1).reshape(-1, *top_center.shape[1:])
         return pool.to_inputs(shaped).reshape(*g.shape[:2], -1)
 
-    return Lines(lower, upper, torch.zeros_like(rise), rise, lost, dust, to_inputs=to_inputs)
+    none, one = torch.zeros_like(rise), torch.ones_like(rise)
+    return Lines(Side(lower, none, none), Side(slope, one, rise), None, lost, dust, to_inputs=to_inputs)

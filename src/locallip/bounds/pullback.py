@@ -124,13 +124,19 @@ class _Pass:
         found = [bend for k in sorted(self.bends, reverse=True) for bend in self.bends[k]]
         return [torch.where(b.low == b.high, b.low, START * b.middle) for b in found]
 
+    def line_slopes(self) -> list[Tensor]:
+        """Those of the lines of linear relaxation, chosen on the way by the sign of what meets them."""
+        chosen: list[Tensor] = []
+        self.value(chosen, choose=True)
+        return chosen
+
     def kept(self, slopes: Sequence[Tensor]) -> list[Tensor]:
         """The slopes moved to where psi's own can lie."""
         found = [bend for k in sorted(self.bends, reverse=True) for bend in self.bends[k]]
         return [torch.minimum(torch.maximum(a, b.low), b.high) for a, b in zip(slopes, found, strict=True)]
 
-    def value(self, slopes: Sequence[Tensor]) -> Tensor:
-        """The bound for these slopes, (n,)."""
+    def value(self, slopes: list[Tensor], choose: bool = False) -> Tensor:
+        """The bound for these slopes, (n,); with `choose` they are chosen on the way and added to an empty list."""
         pending, left = dict(self.start), list(self.kept(slopes) if self.outward else slopes)
         total = self.lost
         for k in range(len(self.of.regions) - 1, -1, -1):
@@ -143,6 +149,10 @@ class _Pass:
                 total = total + self._over(g, k)
                 continue
             for bend in self.bends[k]:
+                if choose:
+                    below, above = bend.lines()
+                    left.append(torch.where(_turned(g, bend) > 0, above, below))
+                    slopes.append(left[-1])
                 g, cost = self._bend(g, bend, left.pop(0))
                 total = total + cost
             stage = self.of.stages[k]
@@ -155,9 +165,7 @@ class _Pass:
 
     def _bend(self, g: Tensor, bend: Bend, alpha: Tensor) -> tuple[Tensor, Tensor]:
         """alpha g, and the bound of g . r."""
-        if bend.paired:
-            first, second = g.chunk(2, dim=1)
-            g = torch.cat([first + second, first - second], dim=1) / 2
+        g = _turned(g, bend)
         size, least, most = bend.remainder(alpha, self.outward)
         slack = gamma(g.shape[1] + 16, self.dtype) if self.outward else 0.0
         cost = support((g * size)[:, None], least[:, None], most[:, None], bend.radius[:, None], self.steps, slack)[:, 0]
@@ -195,6 +203,14 @@ class _Pass:
         return value + DUST * _sum((upper - lower)[:, 0])
 
 
+def _turned(g: Tensor, bend: Bend) -> Tensor:
+    """Weights of the sums and differences that a bend works on, where it does."""
+    if not bend.paired:
+        return g
+    first, second = g.chunk(2, dim=1)
+    return torch.cat([first + second, first - second], dim=1) / 2
+
+
 class _Adjoint(torch.autograd.Function):
     """W^T h; its derivative is W, and nothing else takes part: weights need no gradient and may be of inference mode."""
 
@@ -210,7 +226,7 @@ class _Adjoint(torch.autograd.Function):
 
 def _descend(search: _Pass, steps: int) -> list[Tensor]:
     """Slopes for which the bound is small: Adam, every pair by itself, and of each pair the best that was seen."""
-    slopes = search.first_slopes()
+    slopes = search.line_slopes()
     means, squares = [torch.zeros_like(a) for a in slopes], [torch.zeros_like(a) for a in slopes]
     best, least = [a.clone() for a in slopes], torch.full_like(search.lost, float("inf"))
     for i in range(steps + 1):

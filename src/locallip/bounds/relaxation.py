@@ -18,7 +18,7 @@ from torch import Tensor
 
 from locallip.activations import Box
 from locallip.bounds.bends import Before
-from locallip.bounds.lines import DUST, Lines, lines_of, summed, unstable
+from locallip.bounds.lines import DUST, STEPS, Lines, Side, gaps, lines_of, summed, unstable
 from locallip.bounds.pullback import met
 from locallip.bounds.region import Region, width_of
 from locallip.bounds.support import scaled_box, support
@@ -30,8 +30,6 @@ from locallip.rounding import FLOOR, floored, gamma, up
 TOGETHER = {"cpu": 2**22, "cuda": 2**27}
 #: Windows are kept where they are less than this share of the maps.
 SMALL = 0.4
-#: Steps of the multiplier where a box cuts the ball at the input: any gives a bound.
-STEPS = 4
 
 
 @dataclass(frozen=True)
@@ -80,18 +78,24 @@ class Relaxation:
         """The box before the activation of the next stage, smaller where a unit may bend."""
         if stage.activation is None or all(self.passed[source] is None for source in stage.terms):
             return box  # a ball or a box at the input is known exactly already
-        units = unstable(stage.activation, box).flatten(1)
-        if not bool(units.any()):
-            return box
-        affine = self._affine(stage, center, error, box)
-        high, low = self._by_patches(stage, affine, units) or self._by_rows(stage, affine, units)
-        high, low = high.reshape(center.shape), low.reshape(center.shape)
-        slack = gamma(4, center.dtype) * center.abs()
-        # A NaN changes nothing.
-        upper, lower = center + up(high) + slack, center - up(low) - slack
-        return Box(torch.where(lower > box.lower, lower, box.lower), torch.where(upper < box.upper, upper, box.upper))
+        affine, way, slack = (
+            self._affine(stage, center, error, box),
+            self._chain(stage),
+            gamma(4, center.dtype) * center.abs(),
+        )
+        for ball in (False, True):  # the dearer bound for what the cheaper one leaves
+            units = unstable(stage.activation, box).flatten(1)
+            if not bool(units.any()):
+                break
+            found = self._by_rows(stage, affine, units, ball) if way is None else self._by_patches(way, affine, units, ball)
+            high, low = (value.reshape(center.shape) for value in found)
+            upper, lower = center + up(high) + slack, center - up(low) - slack
+            # A NaN changes nothing.
+            lower, upper = torch.where(lower > box.lower, lower, box.lower), torch.where(upper < box.upper, upper, box.upper)
+            box = Box(lower, upper)
+        return box
 
-    def _by_rows(self, stage: Stage, affine: _Affine, units: Tensor) -> tuple[Tensor, Tensor]:
+    def _by_rows(self, stage: Stage, affine: _Affine, units: Tensor, ball: bool) -> tuple[Tensor, Tensor]:
         """How far units (B, h) can move up and down, (B, h) each, infinity where it was not asked for."""
         high = torch.full_like(affine.lost, float("inf"))
         low = high.clone()
@@ -101,23 +105,20 @@ class Relaxation:
             for chosen in order[some, :count].split(self._room(stage), dim=1):
                 rows = high.new_zeros(*chosen.shape, units.shape[1])
                 rows.scatter_(2, chosen[..., None], 1)
-                above, below = self._both(affine, rows, some)
+                above, below = self._both(affine, rows, some, ball)
                 high[some] = high[some].scatter(1, chosen, above)
                 low[some] = low[some].scatter(1, chosen, below)
         return high, low
 
-    def _by_patches(self, stage: Stage, affine: _Affine, units: Tensor) -> tuple[Tensor, Tensor] | None:
-        """The same, where what a unit depends on is a small part of every map on the way; None elsewhere."""
-        way = self._chain(stage)
-        if way is None:
-            return None
+    def _by_patches(self, way: _Chain, affine: _Affine, units: Tensor, ball: bool) -> tuple[Tensor, Tensor]:
+        """The same, where what a unit depends on is a small part of every map on the way."""
         samples, which = units.nonzero(as_tuple=True)
         size = max(1, TOGETHER[_kind(units.device)] // (4 * way.largest))
         high = torch.full_like(affine.lost, float("inf"))
         low = high.clone()
         for some, unit in zip(samples.split(size), which.split(size), strict=True):
             cost = up(affine.lost[some, unit]) + affine.dust[some]
-            value = self._patch_value(way, Patch.of_units(unit, stage.linear_shape, high), some, cost[:, None])
+            value = self._patch_value(way, Patch.of_units(unit, way.ops[0].out_shape, high), some, cost[:, None], ball)
             high[some, unit], low[some, unit] = value.unbind(1)
         return high, low
 
@@ -146,27 +147,30 @@ class Relaxation:
             wholes.append(op.in_shape.numel())
         return _Chain(ops, regions, max(sizes)) if sum(sizes) < SMALL * sum(wholes) else None
 
-    def _patch_value(self, way: _Chain, patch: Patch, samples: Tensor, cost: Tensor) -> Tensor:
+    def _patch_value(self, way: _Chain, patch: Patch, samples: Tensor, cost: Tensor, ball: bool) -> Tensor:
         """What unit vectors of a stage and their negatives come to, (n, 2), the cost (n, 1) so far included."""
         for i, (op, k) in enumerate(zip(way.ops, way.regions, strict=True)):
             found = op.adjoint_patch(patch)
             assert found is not None
             g = found.values if i else torch.cat([found.values, -found.values], dim=1)
-            size, step, count = g.abs(), self.passed[k], g[0, 0].numel()
+            size, step = g.abs(), self.passed[k]
             rounded = gamma(8, g.dtype) * self.widths[k]
             cost = cost + up(DUST * self.widths[k].flatten(1).sum(1))[samples, None]
             if step is None:
                 cost = cost + _summed(size, found.seen(rounded, samples))
                 return up(cost + self._over_patch(Patch(g, found.origin), k, samples), 64 + 16 * len(self.regions))
             lines = step.lines[0]
-            (middle, weight), (slope, bend) = lines.weights(count), lines.slopes()
-            # No weight of an input is larger than |g| times this.
-            weight = up(weight + rounded.flatten(1) + up(slope.abs() + bend) * step.affine.lost)
-            maps = torch.stack([v.reshape(rounded.shape) for v in (slope, bend, middle, weight)], dim=1)
-            slope, bend, middle, weight = found.seen(maps, samples).unbind(1)
-            share = _summed(size, weight) + torch.bmm(g.flatten(2), middle.flatten(1)[..., None])[..., 0]
-            cost = cost + up(share.clamp(min=0)) + (lines.dust + step.affine.dust)[samples, None]
-            patch = Patch((g * slope[:, None]).addcmul_(size, bend[:, None]), found.origin)
+            # No weight of an input is larger than |g| times the slope.
+            slopes = up(torch.maximum(lines.below.slope.abs(), lines.above.slope.abs()))
+            weight = up(lines.lost + rounded.flatten(1) + slopes * step.affine.lost)
+            maps = torch.stack([v.reshape(rounded.shape) for v in (*lines.below, *lines.above, weight)], dim=1)
+            *sides, weight = found.seen(maps, samples).unbind(1)
+            below, above = (Side(*(v.flatten(1)[:, None] for v in side)) for side in (sides[:3], sides[3:]))
+            radius = lines.radius[samples, None] if ball and lines.radius is not None else None
+            share = gaps(g.flatten(2), below, above, radius) + _summed(size, weight)
+            cost = cost + share + (lines.dust + step.affine.dust)[samples, None]
+            h = g.flatten(2) * torch.where(g.flatten(2) > 0, above.slope, below.slope)
+            patch = Patch(h.reshape(g.shape), found.origin)
         raise AssertionError("the way ends at a region")
 
     def _over_patch(self, patch: Patch, k: int, samples: Tensor) -> Tensor:
@@ -190,7 +194,9 @@ class Relaxation:
         found = []
         for some in self._parts(g.shape[1], stage):
             parts = g[some].split(self._room(stage), dim=1)
-            found.append(torch.cat([self._value(*self._through(affine, part, some), some) for part in parts], dim=1))
+            found.append(
+                torch.cat([self._value(*self._through(affine, part, some), some, ball=True) for part in parts], dim=1)
+            )
         return torch.cat(found)
 
     def _affine(self, stage: Stage, center: Tensor, error: Tensor, box: Box) -> _Affine:
@@ -215,11 +221,11 @@ class Relaxation:
         largest = max([stage.linear_shape.numel(), *(region.center[0].numel() for region in self.regions)])
         return max(1, TOGETHER[_kind(self.regions[0].center.device)] // largest)
 
-    def _both(self, affine: _Affine, rows: Tensor, some: slice) -> tuple[Tensor, Tensor]:
+    def _both(self, affine: _Affine, rows: Tensor, some: slice, ball: bool) -> tuple[Tensor, Tensor]:
         """The largest value of each row's function, and of its negative."""
         pending, cost = self._through(affine, rows, some)
         negative = {source: -g for source, g in pending.items()}
-        return self._value(pending, cost, some), self._value(negative, cost, some)
+        return self._value(pending, cost, some, ball), self._value(negative, cost, some, ball)
 
     def _through(self, affine: _Affine, g: Tensor, some: slice) -> tuple[dict[int, Tensor], Tensor]:
         """W^T g for every source of a stage, and the cost, (b, n)."""
@@ -231,7 +237,7 @@ class Relaxation:
         }
         return back, cost
 
-    def _value(self, pending: Mapping[int, Tensor], cost: Tensor, some: slice) -> Tensor:
+    def _value(self, pending: Mapping[int, Tensor], cost: Tensor, some: slice, ball: bool) -> Tensor:
         """What weights of several regions come to, (b, n), the cost so far included."""
         left = dict(pending)
         for k in range(len(self.regions) - 1, -1, -1):
@@ -246,7 +252,7 @@ class Relaxation:
                 cost = cost + self._over(g, k, some)
                 continue
             for lines in step.lines:
-                g, share = lines.back(g, some)
+                g, share = lines.back(g, some, ball)
                 cost = cost + share
             back, share = self._through(step.affine, g, some)
             cost = cost + share
