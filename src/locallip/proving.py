@@ -41,7 +41,7 @@ def certify(
     out: Path | None = None,
     resume: bool = False,
     radius: bool = False,
-    method: Literal["auto", "local"] = "auto",
+    method: Literal["auto", "local", "lines"] = "auto",
     deployed_dtype: Literal["float32"] | None = None,
     failure_prob: float = 1e-9,
     attack_steps: int = 20,
@@ -75,7 +75,8 @@ def certify(
         resume: Go on with the rows in --out, those of a run that was stopped.
         radius: Also look for the largest radius that can be certified for each image, and print certified accuracy over eps;
             takes several times as long.
-        method: local is the paper's bound; auto also looks for slopes that pull the worst logits back through the network.
+        method: local is the paper's bound, lines linear relaxation (CROWN) alone; auto takes both, each where it pays, and
+            also looks for slopes that pull the worst logits back through the network.
         deployed_dtype: Certify what the program in float32 does as well, at every point that float32 can hold (default: the
             network in exact arithmetic alone).
         failure_prob: Under high_probability, the chance that one image's certificate, or its radius, is wrong.

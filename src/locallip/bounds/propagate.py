@@ -28,6 +28,7 @@ from locallip.ops import LinearOp, Masked, total
 from locallip.rounding import FLOOR, floored, gamma, up
 
 BoxRadii = Literal["local", "global", "input"]
+Relax = Literal["lines", "boxes"]
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,7 @@ def propagate(
     intervals: bool = True,
     input_domain: tuple[float, float] | None = None,
     outward: bool = False,
-    relax: bool = False,
+    relax: Relax | None = None,
 ) -> Trace:
     """Bounds for every x' with ||x' - x|| <= eps, for x (B, *input_shape) and eps (B,).
 
@@ -129,8 +130,8 @@ def propagate(
     far, which are smaller; "input" only those of stages that read nothing but the input: plain interval arithmetic from
     there on. `ceiling` caps every norm by the unmasked one (theo:local_lip) and is needed for "global".
     `intervals=False` takes the box around the ball alone, without the interval image: a valid box at a third of the cost.
-    eps of shape (1,) serves all samples, and saves a batch of equal radii. `relax` sharpens the boxes of units that may bend
-    by linear relaxation, which needs `outward`.
+    eps of shape (1,) serves all samples, and saves a batch of equal radii. `relax`, which needs `outward`, adds the lines of
+    linear relaxation; "boxes" also sharpens with them the boxes of units that may bend.
     """
     if x.shape[1:] != network.input_shape:  # layers over images take other sizes too, but have other norms there
         here, there = tuple(x.shape[1:]), tuple(network.input_shape)
@@ -140,7 +141,7 @@ def propagate(
     if outward:
         check_exact(network)
     if relax and not outward:
-        raise ValueError("relax=True is for certificates: it needs outward=True")
+        raise ValueError("lines are for certificates: relax needs outward=True")
     if outward and (box_radii == "input" or not intervals):
         raise ValueError("box_radii='input' and intervals=False are for training; a certificate uses ball and interval")
     if box_radii == "input" and not intervals:
@@ -155,7 +156,7 @@ def propagate(
     for index, stage in enumerate(network.stages):
         keys = norm_keys(stage, index)
         center, error, box = _pre_activation(stage, regions, balls)
-        if relaxation is not None and error is not None:
+        if relaxation is not None and relax == "boxes" and error is not None:
             box = relaxation.sharpened(stage, center, error, box)
         varying = Varying(None, None) if stage.activation is None else stage.activation.varying(box)  # type: ignore[arg-type]
         for source, op in stage.terms.items():

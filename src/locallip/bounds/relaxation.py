@@ -28,6 +28,8 @@ from locallip.rounding import FLOOR, floored, gamma, up
 
 #: Numbers in one tensor on the way back; rows are taken in parts of that size.
 TOGETHER = {"cpu": 2**22, "cuda": 2**27}
+#: Numbers per sample that sharpening the boxes of one stage may take: some tenths of a second on a CPU.
+LIMIT = 2**24
 #: Windows are kept where they are less than this share of the maps.
 SMALL = 0.4
 
@@ -43,11 +45,15 @@ class _Step:
 
 @dataclass(frozen=True)
 class _Chain:
-    """The maps between a stage and the region where its way back ends, the regions before each, and the largest window."""
+    """The maps between a stage and the region where its way back ends, and the regions before each.
+
+    Windows have at most `largest` numbers, and `numbers` all together.
+    """
 
     ops: list[LinearOp]
     regions: list[int]
     largest: int
+    numbers: int
 
 
 @dataclass(frozen=True)
@@ -60,9 +66,13 @@ class _Affine:
 
 
 class Relaxation:
-    """What is known of a network from the input up to some stage, made for pulling weights back; it grows with `learn`."""
+    """What is known of a network from the input up to some stage, made for pulling weights back; it grows with `learn`.
 
-    def __init__(self, first: Region):
+    The boxes of a stage are sharpened for the samples where that takes no more than `limit` numbers.
+    """
+
+    def __init__(self, first: Region, limit: float = LIMIT):
+        self.limit = limit
         self.regions, self.widths = [first], [width_of(first)]
         self.passed: list[_Step | None] = [None]
 
@@ -85,6 +95,7 @@ class Relaxation:
         )
         for ball in (False, True):  # the dearer bound for what the cheaper one leaves
             units = unstable(stage.activation, box).flatten(1)
+            units = units & (units.sum(1, keepdim=True) * self._numbers(stage, way) <= self.limit)
             if not bool(units.any()):
                 break
             found = self._by_rows(stage, affine, units, ball) if way is None else self._by_patches(way, affine, units, ball)
@@ -94,6 +105,14 @@ class Relaxation:
             lower, upper = torch.where(lower > box.lower, lower, box.lower), torch.where(upper < box.upper, upper, box.upper)
             box = Box(lower, upper)
         return box
+
+    def _numbers(self, stage: Stage, way: _Chain | None) -> int:
+        """Numbers that one unit of a stage takes on its way back."""
+        return (
+            way.numbers
+            if way is not None
+            else stage.linear_shape.numel() + sum(r.center.shape[1:].numel() for r in self.regions)
+        )
 
     def _by_rows(self, stage: Stage, affine: _Affine, units: Tensor, ball: bool) -> tuple[Tensor, Tensor]:
         """How far units (B, h) can move up and down, (B, h) each, infinity where it was not asked for."""
@@ -145,7 +164,7 @@ class Relaxation:
                 return None
             sizes.append(patch.values.numel())
             wholes.append(op.in_shape.numel())
-        return _Chain(ops, regions, max(sizes)) if sum(sizes) < SMALL * sum(wholes) else None
+        return _Chain(ops, regions, max(sizes), sum(sizes)) if sum(sizes) < SMALL * sum(wholes) else None
 
     def _patch_value(self, way: _Chain, patch: Patch, samples: Tensor, cost: Tensor, ball: bool) -> Tensor:
         """What unit vectors of a stage and their negatives come to, (n, 2), the cost (n, 1) so far included."""
@@ -218,7 +237,7 @@ class Relaxation:
 
     def _room(self, stage: Stage) -> int:
         """Rows that are looked at together."""
-        largest = max([stage.linear_shape.numel(), *(region.center[0].numel() for region in self.regions)])
+        largest = max([stage.linear_shape.numel(), *(region.center.shape[1:].numel() for region in self.regions)])
         return max(1, TOGETHER[_kind(self.regions[0].center.device)] // largest)
 
     def _both(self, affine: _Affine, rows: Tensor, some: slice, ball: bool) -> tuple[Tensor, Tensor]:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from locallip.arithmetic import alone, autocast_off
 from locallip.attacks import pgd_l2
+from locallip.bounds import Relax
 from locallip.certify.confirm import best_class, confirmed, surely
 from locallip.certify.inputs import Eps, as_batch, as_domain, as_eps, as_labels, check_batch_size
 from locallip.certify.prover import LocalLayers, Margin, Method, Prover, fingerprint, number_of_classes
@@ -22,6 +23,7 @@ from locallip.norms import Guarantee
 #: What a bound is called in `Certificate.decided_by`.
 GLOBAL, DENSE, LOCAL = "global bound", "local bound of dense layers", "local bound"
 SLOPES, LOCAL_SLOPES = "slopes", "slopes and local bound"
+LINES, BOXES, LOCAL_BOXES = "lines", "lines and sharpened boxes", "lines, sharpened boxes and local bound"
 
 
 class Verdict(StrEnum):
@@ -97,7 +99,7 @@ def certify(
     was found that is classified otherwise. UNKNOWN: none of these was shown; ties and numbers that are not finite end here.
     `attack_steps=0` leaves the attack out. The statement is about the network in real arithmetic with the stored weights
     (docs/soundness.md); `deployed_dtype="float32"` makes CERTIFIED hold for the float32 program as well, at every x' that
-    float32 can hold. `method="local"` keeps to the paper's bound, which is faster and proves less.
+    float32 can hold. `method="local"` keeps to the paper's bound and "lines" to linear relaxation; each proves less.
     """
     check_batch_size(batch_size)
     x = as_batch(x, model, input_domain)
@@ -209,10 +211,11 @@ class _Inputs(NamedTuple):
 
 
 class _Cascade:
-    """misclassified -> bound from unmasked norms -> attack -> local bound; each sees what is undecided, in full batches.
+    """misclassified -> bound from unmasked norms -> attack -> lines -> local bound; each sees what is undecided.
 
-    Where proofs are dear, norms per input are first taken in the dense layers alone, then slopes are looked for; norms of
-    all layers are taken only where norms from below leave the proof a chance, roughly and then closely.
+    Lines that promise more than norms sharpen the boxes of single units, and then also the norms; elsewhere norms have the
+    last word. Where proofs are dear, norms per input are first taken in the dense layers alone, then slopes are looked for;
+    norms of all layers are taken only where norms from below leave the proof a chance, roughly and then closely.
     """
 
     def __init__(self, inputs: _Inputs, prover: Prover, attack_steps: int, seed: int | None, watch: Callable[[int], None]):
@@ -231,8 +234,14 @@ class _Cascade:
         index = self._each_batch(self._first, index)
         if self.attack_steps:
             index = self._each_batch(self._attack, index)
-        if self.prover.guarantee is Guarantee.ESTIMATE:  # which follows the paper's protocol
+        estimate = self.prover.guarantee is Guarantee.ESTIMATE
+        if estimate and self.prover.has_norms:  # which follows the paper's protocol
             index = self._try("all", LOCAL, index, slopes=False)
+        if self.prover.has_lines:
+            index = self._by_lines(index)
+        if not self.prover.has_norms:
+            return
+        if estimate:
             if self.prover.has_slopes:
                 self._try("all", LOCAL_SLOPES, index)
             return
@@ -246,6 +255,16 @@ class _Cascade:
         index = self._try("all", check, index)
         if self.prover.guarantee is Guarantee.HIGH_PROBABILITY:  # other proofs are close already
             self._try("closely", check, index)
+
+    def _by_lines(self, index: Tensor) -> Tensor:
+        """Certify by lines; returns what they do not promise to do more for."""
+        self.bendable = torch.zeros(len(self.inputs.x), dtype=torch.bool, device=index.device)
+        index = self._try("none", LINES, index, slopes=False, relax="lines")
+        bendable = self.bendable[index]
+        left = self._try("none", BOXES, index[bendable], slopes=not self.prover.has_norms, relax="boxes")
+        if self.prover.has_norms:
+            self._try("all", LOCAL_BOXES, left, relax="boxes")
+        return index[~bendable]
 
     def _each_batch(self, check: Callable[[Tensor], Tensor], index: Tensor) -> Tensor:
         """What `check` leaves undecided of `index`."""
@@ -268,12 +287,15 @@ class _Cascade:
         self._settle(index[~wrong & ~right], Verdict.UNKNOWN, "clean logits")
         return self._certified(index[right], Margin(*(values[right] for values in found)), GLOBAL)
 
-    def _try(self, local: LocalLayers, check: str, index: Tensor, slopes: bool = True) -> Tensor:
+    def _try(self, local: LocalLayers, check: str, index: Tensor, slopes: bool = True, relax: Relax | None = None) -> Tensor:
         """Certify what this bound can; returns the rest."""
-        return self._each_batch(partial(self._prove, local=local, check=check, slopes=slopes), index)
+        return self._each_batch(partial(self._prove, local=local, check=check, slopes=slopes, relax=relax), index)
 
-    def _prove(self, index: Tensor, local: LocalLayers, check: str, slopes: bool) -> Tensor:
-        found = self.prover.margin(*self.inputs.take(index), local=local, domain=self.inputs.domain, slopes=slopes)
+    def _prove(self, index: Tensor, local: LocalLayers, check: str, slopes: bool, relax: Relax | None) -> Tensor:
+        domain = self.inputs.domain
+        found = self.prover.margin(*self.inputs.take(index), local=local, domain=domain, slopes=slopes, relax=relax)
+        if relax == "lines":
+            self.bendable[index] = found.bendable
         return self._certified(index, found, check)
 
     def _certified(self, index: Tensor, found: Margin, check: str) -> Tensor:

@@ -140,8 +140,8 @@ def as_deployed(dtype: object) -> torch.dtype | None:
 
 
 def as_method(method: object) -> str:
-    if method not in ("auto", "local"):
-        raise ValueError(f"method must be 'auto' or 'local', got {method!r}")
+    if method not in ("auto", "local", "lines"):
+        raise ValueError(f"method must be 'auto', 'local' or 'lines', got {method!r}")
     return str(method)
 
 

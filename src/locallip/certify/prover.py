@@ -16,7 +16,9 @@ from locallip.attacks import margins
 from locallip.bounds import (
     CeilingNorm,
     PartlyLocal,
+    Relax,
     Trace,
+    WorstLogits,
     dense_places,
     deployed_error,
     global_bound,
@@ -32,8 +34,12 @@ from locallip.rounding import gamma, up
 #: The layers whose norms are taken for every input anew; those of the others are the ones over all inputs. "closely" is for
 #: all layers, to a smaller tolerance where norms are found by Lanczos.
 LocalLayers = Literal["none", "dense", "all", "closely"]
-#: "local" is the paper's bound; "auto" also lets slopes pull the worst logits back through the network (bounds/pullback.py).
-Method = Literal["auto", "local"]
+#: "local" is the paper's bound, "lines" linear relaxation alone (bounds/relaxation.py); "auto" takes both, and also lets
+#: slopes pull the worst logits back through the network (bounds/pullback.py).
+Method = Literal["auto", "local", "lines"]
+#: Boxes are sharpened by lines where these, from boxes that are not, let classes rise by less than this share of what norms
+#: do. Networks that were trained with the local bound come to 0.7 and more, others to 0.6 and less.
+PROMISING = 0.65
 #: Steps of the guess where a proof may succeed: few, as it may err towards trying.
 GUESS_STEPS = 40
 #: The norms over all inputs are taken once and stand in every certificate, so they are taken more closely than those of one
@@ -47,13 +53,14 @@ CLOSE_RTOL, CLOSE_STEPS = 2e-4, 1500
 class Margin(NamedTuple):
     """worst = label's worst logit minus the best of the others, (B,); positive proves the label. lipschitz is (B,).
 
-    clean and error (B, C) are the logits at x and a bound of their error.
+    clean and error (B, C) are the logits at x and a bound of their error. bendable (B,) bool: sharper boxes promise more.
     """
 
     worst: Tensor
     lipschitz: Tensor
     clean: Tensor
     error: Tensor
+    bendable: Tensor
 
 
 class Prover:
@@ -81,7 +88,8 @@ class Prover:
     ):
         self.guarantee, self.failure_prob, self.probes = Guarantee.parse(guarantee), failure_prob, probes
         self.deployed_dtype, self.method = as_deployed(deployed_dtype), as_method(method)
-        self.has_slopes = self.method == "auto"
+        self.has_slopes, self.has_lines = self.method != "local", self.method != "local"
+        self.has_norms = self.method != "lines"
         check_model(model)
         check_shape(input_shape)
         self.device = device or next((p.device for p in model.parameters()), torch.device("cpu"))
@@ -132,12 +140,17 @@ class Prover:
             self.rule = _rule(self.guarantee, self.network, self._per_norm, self._power_steps, seed)
 
     def trace(
-        self, x: Tensor, eps: Tensor, *, local: LocalLayers = "all", domain: tuple[float, float] | None = None
+        self,
+        x: Tensor,
+        eps: Tensor,
+        *,
+        local: LocalLayers = "all",
+        domain: tuple[float, float] | None = None,
+        relax: Relax | None = None,
     ) -> Trace:
         """The bound with norms for every input in the layers `local`, for float64 x and eps (B,)."""
-        if local == "none":
-            return self._trace(CeilingNorm(self.ceiling), x, eps, domain)
-        return self._trace(self._local_rule(local), x, eps, domain)
+        rule = CeilingNorm(self.ceiling) if local == "none" else self._local_rule(local)
+        return self._trace(rule, x, eps, domain, relax)
 
     def _local_rule(self, local: LocalLayers) -> NormRule:
         rule = self.rule
@@ -148,9 +161,13 @@ class Prover:
         rule = rule.sharpened(DENSE_RTOL, DENSE_STEPS) if isinstance(rule, LanczosNorm) else rule
         return PartlyLocal(rule, dense_places(self.network), self.ceiling)
 
-    def _trace(self, rule: NormRule, x: Tensor, eps: Tensor, domain: tuple[float, float] | None) -> Trace:
+    def _trace(
+        self, rule: NormRule, x: Tensor, eps: Tensor, domain: tuple[float, float] | None, relax: Relax | None = None
+    ) -> Trace:
         with exact_arithmetic():
-            return propagate(self.network, x, eps, rule, ceiling=self.ceiling, input_domain=domain, outward=True)
+            return propagate(
+                self.network, x, eps, rule, ceiling=self.ceiling, input_domain=domain, outward=True, relax=relax
+            )
 
     def margin(
         self,
@@ -161,11 +178,15 @@ class Prover:
         local: LocalLayers = "all",
         domain: tuple[float, float] | None = None,
         slopes: bool = True,
+        relax: Relax | None = None,
     ) -> Margin:
         """What is proved of the label's lead on each ball; NaN where nothing is. Without `slopes` they are not tried."""
-        trace = self.trace(x, eps, local=local, domain=domain)
+        trace = self.trace(x, eps, local=local, domain=domain, relax=relax)
         assert trace.logits_error is not None
-        return Margin(self.lead_of(trace, y, slopes), trace.lipschitz, trace.logits, trace.logits_error)
+        found = self._worst(trace, y, slopes)
+        share = torch.full_like(trace.lipschitz, float("nan")) if found.line_share is None else found.line_share
+        bendable = share < PROMISING if self.has_norms else torch.ones_like(share, dtype=torch.bool)
+        return Margin(self._lead(found, trace, y), trace.lipschitz, trace.logits, trace.logits_error, bendable)
 
     def may_prove(self, x: Tensor, y: Tensor, eps: Tensor, *, domain: tuple[float, float] | None = None) -> Tensor:
         """Where norms from below, which are never above proved ones, leave the margin a chance; (B,) bool."""
@@ -173,9 +194,16 @@ class Prover:
 
     def lead_of(self, trace: Trace, y: Tensor, slopes: bool = True) -> Tensor:
         """What a trace proves of the label's lead, (B,); NaN where nothing is. Without `slopes` they are not tried."""
+        return self._lead(self._worst(trace, y, slopes), trace, y)
+
+    def _worst(self, trace: Trace, y: Tensor, slopes: bool) -> WorstLogits:
         with exact_arithmetic():
             steps = None if slopes and self.has_slopes else 0
-            worst = worst_logits(self.network, trace, y, outward=True, slope_steps=steps).worst
+            return worst_logits(self.network, trace, y, outward=True, slope_steps=steps)
+
+    def _lead(self, found: WorstLogits, trace: Trace, y: Tensor) -> Tensor:
+        worst = found.worst
+        with exact_arithmetic():
             if self.deployed_dtype is not None:
                 error = deployed_error(self.network, trace, self.deployed_dtype)
                 label = torch.nn.functional.one_hot(y, worst.shape[1]).bool()

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from locallip.arithmetic import alone
+from locallip.bounds import Relax
 from locallip.certify.crossing import Crossing
 from locallip.certify.inputs import as_batch, as_deployed, as_domain, as_labels, check_batch_size
 from locallip.certify.prover import LocalLayers, Method, Prover, another_seed, fingerprint, number_of_classes
@@ -25,7 +26,7 @@ _WORTH = 0.004
 #: those of a proof, and they are about as close (benchmarks/NOTES.md).
 _GUIDE_NORMS = 0.5, 0.01, 60
 #: Tolerances of the brackets, and probes at most: of the bound from unmasked norms, which needs no norms, and of the guide.
-_UNMASKED, _GUIDE = (2e-4, 60), (0.01, 16)
+_UNMASKED, _GUIDE, _LINES = (2e-4, 60), (0.01, 16), (0.01, 16)
 #: Where no ball takes the label away, radii end at so many times the one that the global bound gives, or at LARGEST.
 _REACH, LARGEST = 4096.0, 1e30
 
@@ -177,6 +178,7 @@ class _Search:
         self.prover, self.guide = finder.prover, finder.guide
         self.domain, self.batch_size = finder.input_domain, finder.batch_size
         self.finite = torch.isfinite(x.flatten(1)).all(1)
+        self.bendable = torch.zeros_like(self.finite)  # where boxes are sharpened by lines
 
     def radii(self, least: Tensor, below: Tensor) -> Tensor:
         everything = torch.arange(len(self.x), device=self.x.device)
@@ -187,7 +189,23 @@ class _Search:
         unmasked = self._unmasked(lead, first, most, right)
         proved = torch.maximum(unmasked.low, least)
         most = torch.minimum(self._reach(proved), below.nextafter(torch.zeros_like(below)))
+        if self.prover.has_lines:
+            proved = self._by_lines(lead, proved, most, unmasked.power, right)
+        if not self.prover.has_norms:
+            return proved
         return self._proved(lead, proved, most, self._guided(lead, proved, most, unmasked.power, right), right)
+
+    def _by_lines(self, lead: Tensor, proved: Tensor, most: Tensor, power: Tensor, index: Tensor) -> Tensor:
+        """What lines prove, with boxes that they sharpen where that promises more; no probe needs a norm."""
+        gain = torch.minimum(proved * (1 + _WORTH), most)
+        index = index[(gain > proved)[index]]
+        self._margins(self.prover, "none", index, gain[index], "lines")
+        index = index[self.bendable[index]]
+        if not len(index):
+            return proved
+        found = Crossing(lead, most, power)
+        found.search(lambda some, eps: self._margins(self.prover, "none", some, eps, "boxes"), index, gain, *_LINES)
+        return torch.maximum(proved, found.low)
 
     def _reach(self, radius: Tensor) -> Tensor:
         """Beyond this no radius is looked for, (B,)."""
@@ -211,7 +229,7 @@ class _Search:
         found = Crossing(lead, most, power)
         gain = proved * (1 + _WORTH)
         index = index[(gain < most)[index]]
-        probe = lambda some, eps: self._margins(self.guide, "all", some, eps)  # noqa: E731
+        probe = lambda some, eps: self._all(self.guide, some, eps)  # noqa: E731
         found.search(probe, index, gain, *_GUIDE, enough=gain)
         return found
 
@@ -225,7 +243,7 @@ class _Search:
             index = index[(trial > radii * (1 + _WORTH / 2))[index]]
             if not len(index):
                 break
-            margin = self._margins(self.prover, "all", index, trial[index])
+            margin = self._all(self.prover, index, trial[index])
             found.tell(index, trial[index], margin)
             holds = index[margin > 0]
             radii[holds] = trial[holds]
@@ -235,13 +253,24 @@ class _Search:
             index = index[~done[index]]
         return radii
 
-    def _margins(self, prover: Prover, local: LocalLayers, index: Tensor, eps: Tensor) -> Tensor:
+    def _all(self, prover: Prover, index: Tensor, eps: Tensor) -> Tensor:
+        """The label's lead on each ball by norms of all layers, (K,), with sharpened boxes where these promise more."""
+        bent, found = self.bendable[index], torch.zeros_like(eps)
+        for which, relax in ((bent, "boxes"), (~bent, None)):
+            if bool(which.any()):
+                found[which] = self._margins(prover, "all", index[which], eps[which], relax)  # type: ignore[arg-type]
+        return found
+
+    def _margins(self, prover: Prover, local: LocalLayers, index: Tensor, eps: Tensor, relax: Relax | None = None) -> Tensor:
         """The label's lead on each ball, (K,); NaN where anything behind it is not finite."""
         parts = [eps.new_zeros(0)]
         for some, radius in zip(index.split(self.batch_size), eps.split(self.batch_size), strict=True):
-            # Slopes would make every probe of the search with unmasked norms, which has many, as dear as the others.
+            x, y = self.x[some], self.y[some]
+            # Slopes would make every probe of a search without norms, which has many, as dear as the others.
             slopes = local != "none"
-            found = prover.margin(self.x[some], self.y[some], radius, local=local, domain=self.domain, slopes=slopes)
+            found = prover.margin(x, y, radius, local=local, domain=self.domain, slopes=slopes, relax=relax)
+            if relax == "lines":
+                self.bendable[some] = found.bendable
             sound = self.finite[some] & torch.isfinite(radius) & torch.isfinite(found.lipschitz)
             parts.append(torch.where(sound, found.worst, float("nan")))
         return torch.cat(parts)

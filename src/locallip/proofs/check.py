@@ -20,7 +20,15 @@ VERDICTS: dict[str, tuple[Verdict, ...]] = {
     "slopes": (Verdict.CERTIFIED,),
     "local bound": (Verdict.CERTIFIED,),
     "slopes and local bound": (Verdict.CERTIFIED,),
+    "lines": (Verdict.CERTIFIED,),
+    "lines and sharpened boxes": (Verdict.CERTIFIED,),
+    "lines, sharpened boxes and local bound": (Verdict.CERTIFIED,),
     "nothing": (Verdict.UNKNOWN,),
+}
+#: Which checks a method does without.
+LEFT_OUT = {
+    "local": tuple(check for check in VERDICTS if "slopes" in check or "lines" in check),
+    "lines": tuple(check for check in VERDICTS if "slopes" in check or "local" in check),
 }
 
 
@@ -61,9 +69,7 @@ def _faults(row: Row, settings: Settings, label: int) -> Iterator[str]:
         )
     if row.verdict not in VERDICTS.get(row.decided_by, ()):
         yield f"{row.decided_by!r} does not make anything {row.verdict}"
-    if (row.decided_by == "attack" and not settings.attack_steps) or (
-        "slopes" in row.decided_by and settings.method == "local"
-    ):
+    if (row.decided_by == "attack" and not settings.attack_steps) or row.decided_by in LEFT_OUT.get(settings.method, ()):
         yield f"it was decided by {row.decided_by!r}, which the run left out"
     if row.seconds < 0:
         yield f"it took {row.seconds} seconds"

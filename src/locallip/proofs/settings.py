@@ -150,7 +150,7 @@ _CHECKS: Checks = {
     "attack_steps": is_whole(0),
     "power_steps": is_whole(1),
     "radii": is_bool,
-    "method": lambda value: value in ("auto", "local"),
+    "method": lambda value: value in ("auto", "local", "lines"),
     "deployed_dtype": lambda value: value in (None, "float32"),
     "structure": lambda value: isinstance(value, str),
     "chunk": is_whole(0),

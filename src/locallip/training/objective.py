@@ -161,6 +161,6 @@ def figures(logits: WorstLogits, y: Tensor, trace: Trace, ceiling: GlobalBound) 
 def _accuracies(logits: WorstLogits, y: Tensor) -> Tensor:
     """Cross entropies and accuracies on clean and worst logits, (4,)."""
     with torch.no_grad():
-        losses = [F.cross_entropy(z, y) for z in logits]
-        right = [(z.argmax(1) == y).float().mean() for z in logits]
+        both = logits.clean, logits.worst
+        losses, right = [F.cross_entropy(z, y) for z in both], [(z.argmax(1) == y).float().mean() for z in both]
         return torch.stack([*losses, *right])
