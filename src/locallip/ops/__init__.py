@@ -6,7 +6,7 @@ from locallip.ops.conv import Conv
 from locallip.ops.dense import Dense
 from locallip.ops.diagonal import Diagonal
 from locallip.ops.pool import average_pool
-from locallip.ops.reshape import Reshape
+from locallip.ops.reshape import Permute, Reshape
 from locallip.ops.window import Window, Windows
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "Identity",
     "LinearOp",
     "Masked",
+    "Permute",
     "Reshape",
     "Sum",
     "Window",
