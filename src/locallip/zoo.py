@@ -210,8 +210,8 @@ def _refuse_pickle(path: Path) -> None:
     if path.suffix.lower() in PICKLE_SUFFIXES or is_pickle(head):
         raise WrongModel(
             f"{path} is a pickle or TorchScript or meant to be one, and unpickling runs whatever it contains. Only "
-            ".safetensors and .onnx files are loaded: export the network with torch.onnx.export, or save its state dict as safetensors, "
-            "load that into the network yourself and certify it in Python"
+            ".safetensors and .onnx files are loaded: export the network with torch.onnx.export, or save its state dict as "
+            "safetensors, load that into the network yourself and certify it in Python"
         )
 
 

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from locallip.onnx_model import linear, pointwise, shapes  # noqa: F401 - register their rules
-from locallip.onnx_model.network import OnnxNetwork, wired
+from locallip.onnx_model.biases import with_biases
+from locallip.onnx_model.network import OnnxNetwork, needed, wired
 from locallip.onnx_model.nodes import Node, node_of
 from locallip.onnx_model.steps import LARGEST, OPERATORS, Flow, Steps, Value, flow
 from locallip.onnx_model.tensors import FLOATS, array_of, type_name
@@ -42,7 +43,10 @@ class _Building:
             node = node_of(index, proto, self.opset, self.onnx)
             self._keep(node.outputs[0], self._value_of(node), node.label)
         result = self._result()
-        return wired(self.steps.found, result.step, source.sample, result.sample[0])
+        steps = with_biases(needed(self.steps.found, result.step))
+        if not steps:
+            raise WrongModel("it gives its input back without a layer")
+        return wired(steps, source.sample, result.sample[0])
 
     def _keep(self, name: str, value: Value, where: str) -> None:
         if not name or name in self.values:

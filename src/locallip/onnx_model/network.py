@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from locallip.network import Affine, register_layer
 from locallip.ops import Permute
-from locallip.zoo import WrongModel
 
 
 @dataclass(frozen=True)
@@ -147,28 +146,25 @@ def _permute(module: Permuted, in_shape: torch.Size, like: Tensor) -> Affine:
     return Affine(Permute(in_shape, module.order))
 
 
-def wired(steps: Sequence[Step], result: int, input_shape: Sequence[int], classes: int) -> OnnxNetwork:
-    """The network whose value is that of the step `result`; steps that it does not need are left out."""
-    kept = _needed(steps, result)
-    if not kept:
-        raise WrongModel("it gives its input back without a layer")
-    chain = all(step.sources == (number - 1,) for number, step in enumerate(kept))
-    network: OnnxNetwork = Chain() if chain else Wired(kept)
+def wired(steps: Sequence[Step], input_shape: Sequence[int], classes: int) -> OnnxNetwork:
+    """The network whose value is that of the last step."""
+    chain = all(step.sources == (number - 1,) for number, step in enumerate(steps))
+    network: OnnxNetwork = Chain() if chain else Wired(steps)
     if isinstance(network, Chain):
-        for step in kept:
+        for step in steps:
             network.add_module(step.name, step.layer)
     network.input_shape, network.classes = tuple(input_shape), classes
     return network.eval()
 
 
-def _needed(steps: Sequence[Step], result: int) -> list[Step]:
+def needed(steps: Sequence[Step], result: int) -> list[Step]:
     """The steps behind `result`, which comes last, with their sources renumbered."""
-    needed = {result}
+    behind = {result}
     for number in range(result, -1, -1):  # a step reads earlier ones alone
-        if number in needed:
-            needed.update(steps[number].sources)
-    place = {number: new for new, number in enumerate(sorted(needed - {-1}))} | {-1: -1}
+        if number in behind:
+            behind.update(steps[number].sources)
+    place = {number: new for new, number in enumerate(sorted(behind - {-1}))} | {-1: -1}
     return [
         Step(steps[number].name, steps[number].layer, tuple(place[source] for source in steps[number].sources))
-        for number in sorted(needed - {-1})
+        for number in sorted(behind - {-1})
     ]
