@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from torch import nn
+from torch import Tensor, nn
 
 from locallip.onnx_model.network import Plus, Step
 
@@ -18,8 +18,8 @@ def with_biases(steps: Sequence[Step]) -> list[Step]:
     for number, step in enumerate(steps):
         sources = tuple(place[source] for source in step.sources)
         dense = kept[sources[0]].layer if sources[0] >= 0 else None
-        if isinstance(dense, nn.Linear) and readers[step.sources[0]] == 1 and _is_bias(step.layer, dense):
-            dense.bias = nn.Parameter(step.layer.value.reshape(-1).expand(dense.out_features).clone())
+        if isinstance(dense, nn.Linear) and readers[step.sources[0]] == 1 and (bias := _bias(step.layer, dense)) is not None:
+            dense.bias = nn.Parameter(bias)
             place[number] = sources[0]
         else:
             place[number] = len(kept)
@@ -27,9 +27,11 @@ def with_biases(steps: Sequence[Step]) -> list[Step]:
     return kept
 
 
-def _is_bias(layer: nn.Module, dense: nn.Linear) -> bool:
-    """Whether it adds one number per output, or one to all."""
-    if not isinstance(layer, Plus) or dense.bias is not None:
-        return False
+def _bias(layer: nn.Module, dense: nn.Linear) -> Tensor | None:
+    """What is added, (outputs,), if that is one number per output or one for all, and there is no bias yet."""
+    if not isinstance(layer, Plus) or "bias" in dict(dense.named_parameters()):
+        return None
     count = layer.value.numel()
-    return count in (1, dense.out_features) and layer.value.shape[-1:] in ((), (count,))
+    if count not in (1, dense.out_features) or layer.value.shape[-1:] not in ((), (count,)):
+        return None
+    return layer.value.reshape(-1).expand(dense.out_features).clone()

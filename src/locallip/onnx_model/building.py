@@ -14,6 +14,7 @@ from locallip.onnx_model.network import OnnxNetwork, needed, wired
 from locallip.onnx_model.nodes import Node, node_of
 from locallip.onnx_model.steps import LARGEST, OPERATORS, Flow, Steps, Value, flow
 from locallip.onnx_model.tensors import FLOATS, array_of, type_name
+from locallip.onnx_model.words import quoted, shown, weight_label
 from locallip.zoo import LARGEST_SIDE, WrongModel
 
 _KINDS = {"FLOAT": np.float32, "DOUBLE": np.float64, "FLOAT16": np.float16}
@@ -36,7 +37,7 @@ class _Building:
 
     def run(self) -> OnnxNetwork:
         for index, tensor in enumerate(self.graph.initializer):
-            where = f"weight {index} ({tensor.name[:80]!r})"
+            where = weight_label(index, tensor.name)
             self._keep(tensor.name, array_of(tensor, where, self.onnx), where)
         source = self._enter()
         for index, proto in enumerate(self.graph.node):
@@ -50,7 +51,7 @@ class _Building:
 
     def _keep(self, name: str, value: Value, where: str) -> None:
         if not name or name in self.values:
-            raise WrongModel(f"{where}: {'it has no name' if not name else f'the name {name[:80]!r} is given twice'}")
+            raise WrongModel(f"{where}: {'it has no name' if not name else f'the name {quoted(name)} is given twice'}")
         self.values[name] = value
 
     def _enter(self) -> Flow:
@@ -58,7 +59,7 @@ class _Building:
         inputs = [value for value in self.graph.input if value.name not in self.values]
         if len(inputs) != 1:
             raise WrongModel(f"it has {len(inputs)} inputs ({_some(inputs)}), expected one")
-        where = f"the input {inputs[0].name[:80]!r}"
+        where = f"the input {quoted(inputs[0].name)}"
         kind = type_name(inputs[0].type.tensor_type.elem_type, self.onnx)
         if kind not in FLOATS:
             raise WrongModel(f"{where} is of type {kind}; {', '.join(FLOATS)} are read")
@@ -78,7 +79,7 @@ class _Building:
             raise node.wrong(f"there is no rule for this operator; understood are {names}")
         for name in node.attributes:
             if name not in known.attributes:
-                raise node.wrong(f"the attribute {name[:80]!r} is not understood; export it without")
+                raise node.wrong(f"the attribute {quoted(name)} is not understood; export it without")
         if any(node.outputs[1:]) and node.operator != "Dropout":  # whose mask is not read, or reading it fails
             raise node.wrong("it gives more than one value, which has no rule; export the network for inference")
         return known.rule(node, self._inputs(node, *known.inputs), self.steps)
@@ -89,7 +90,7 @@ class _Building:
         for name in node.inputs:
             if name and name not in self.values:
                 raise node.wrong(
-                    f"it reads {name[:80]!r}, which no weight and no node before it gives: a weight is missing, or the "
+                    f"it reads {quoted(name)}, which no weight and no node before it gives: a weight is missing, or the "
                     "nodes are not in order or go round in a circle"
                 )
         return [self.values[name] if name else None for name in node.inputs]
@@ -102,7 +103,7 @@ class _Building:
         if name == "value" and isinstance(value, self.onnx.TensorProto):
             return array_of(value, node.label, self.onnx)
         if name not in types or not isinstance(value, int | float | list | tuple):
-            raise node.wrong(f"a constant given as {name[:80]!r} is not read; store it as a tensor")
+            raise node.wrong(f"a constant given as {quoted(name)} is not read; store it as a tensor")
         array = np.array(value, dtype=types[name])
         if not np.isfinite(array).all():
             raise node.wrong("it holds NaN or infinite values: nothing can be said about this network")
@@ -124,7 +125,7 @@ class _Building:
         if len(self.graph.output) != 1:
             raise WrongModel(f"it has {len(self.graph.output)} outputs ({_some(self.graph.output)}), expected one")
         (output,) = self.graph.output
-        value, where = self.values.get(output.name), f"the output {output.name[:80]!r}"
+        value, where = self.values.get(output.name), f"the output {quoted(output.name)}"
         if not isinstance(value, Flow):
             raise WrongModel(f"{where} does not come from the input by its nodes: the file is cut short, or damaged")
         if len(value.sample) != 1 or not 2 <= value.sample[0] <= LARGEST_SIDE:
@@ -148,7 +149,7 @@ def _input_flow(declared: Any, where: str) -> Flow:
     sizes = tuple(dim.dim_value if dim.HasField("dim_value") else 0 for dim in (rest or [first]))
     if min(sizes) < 1:
         named = ", ".join(
-            dim.dim_param[:40] or "?" if dim.dim_value < 1 else str(dim.dim_value) for dim in declared.shape.dim
+            shown(dim.dim_param) or "?" if dim.dim_value < 1 else str(dim.dim_value) for dim in declared.shape.dim
         )
         raise WrongModel(f"{where} has the shape ({named}): all but the batch must be fixed numbers from 1; export it so")
     if math.prod(sizes) > LARGEST:
@@ -163,5 +164,5 @@ def _input_flow(declared: Any, where: str) -> Flow:
 
 
 def _some(values: Any) -> str:
-    names = [value.name[:40] for value in values]
-    return ", ".join(map(repr, names[:3])) + (", ..." if len(names) > 3 else "") if names else "none"
+    names = [quoted(value.name) for value in values]
+    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "") if names else "none"

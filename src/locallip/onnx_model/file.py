@@ -1,7 +1,7 @@
 """The bytes of an ONNX file as a message whose parts may be trusted to be there, of honest sizes, and without code.
 
-Everything that could make reading costly or dangerous is refused before the package's own checker sees it: tensors in
-other files, sizes that do not fit their bytes, functions, graphs within nodes.
+Everything that could make reading costly or dangerous is refused before anything else sees it: tensors in other files,
+sizes that do not fit their bytes, functions, graphs within nodes.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from locallip.onnx_model.tensors import check_tensor
+from locallip.onnx_model.words import node_label, quoted, shown, weight_label
 from locallip.zoo import PICKLE_SUFFIXES, WrongModel, is_pickle
 
 #: What a message of protobuf can hold.
@@ -28,13 +29,19 @@ def read_model(path: Path, onnx: Any) -> Any:
         raise WrongModel("it defines functions of its own, which are not followed; export it with them inlined")
     if model.training_info:
         raise WrongModel("it holds a step of training; export the network for inference")
+    if not all(isinstance(word, str) for word in _names(model)):  # protobuf gives what is no text as bytes
+        raise WrongModel("a name in it is not text: the file is damaged, export it again")
     _check_opset(model)
     _check_graph(model.graph, onnx)
+    return model
+
+
+def check_valid(model: Any, onnx: Any) -> None:
+    """Refuse what the package's own checker refuses: the last word, as it does not say where, and reads what it is given."""
     try:
         onnx.checker.check_model(model)
     except Exception as error:  # its own class, protobuf's, and whatever C++ raises
         raise WrongModel(f"it is no valid ONNX file: {_first_line(error)}") from None
-    return model
 
 
 def _content(path: Path) -> bytes:
@@ -60,6 +67,18 @@ def _parsed(content: bytes, onnx: Any) -> Any:
         raise WrongModel(f"it is cut short, damaged or not of ONNX: {_first_line(error)}") from None
 
 
+def _names(model: Any) -> Iterator[Any]:
+    """Everything in a model that something is called by."""
+    graph = model.graph
+    for named in (*graph.initializer, *graph.input, *graph.output, *graph.node):
+        yield named.name
+    for node in graph.node:
+        yield from (node.op_type, node.domain, getattr(node, "overload", ""), *node.input, *node.output)
+        yield from (word for attribute in node.attribute for word in (attribute.name, attribute.ref_attr_name))
+    yield from (opset.domain for opset in model.opset_import)
+    yield from (dim.dim_param for value in graph.input for dim in value.type.tensor_type.shape.dim)
+
+
 def _check_opset(model: Any) -> None:
     versions = [opset.version for opset in model.opset_import if opset.domain in ("", "ai.onnx")]
     if len(versions) != 1:
@@ -81,10 +100,10 @@ def _check_graph(graph: Any, onnx: Any) -> None:
 def _tensors(graph: Any) -> Iterator[tuple[str, Any]]:
     """Every tensor of the graph itself, and where it stands; graphs within nodes are refused when the node is looked at."""
     for index, tensor in enumerate(graph.initializer):
-        yield f"weight {index} ({tensor.name[:80]!r})", tensor
+        yield weight_label(index, tensor.name), tensor
     for index, node in enumerate(graph.node):
         for attribute in node.attribute:
-            where = f"node {index} ({node.op_type[:80]} {node.name[:80]!r}), attribute {attribute.name[:80]!r}"
+            where = f"{node_label(index, node.op_type, node.name)}, attribute {quoted(attribute.name)}"
             if attribute.HasField("g") or attribute.graphs:
                 raise WrongModel(f"{where}: control flow is not followed; export the network without it")
             if attribute.HasField("sparse_tensor") or attribute.sparse_tensors:
@@ -95,4 +114,4 @@ def _tensors(graph: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+    return shown((str(error).strip().splitlines() or [type(error).__name__])[0], 300)

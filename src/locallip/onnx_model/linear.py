@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from locallip.onnx_model.network import Plus, Reshaped, Times
 from locallip.onnx_model.nodes import Node
 from locallip.onnx_model.steps import Flow, Steps, Value, check_size, constant, flow, numbers, operator
+from locallip.onnx_model.words import quoted
 
 _CONVOLUTIONS: dict[int, type[nn.Conv1d] | type[nn.Conv2d] | type[nn.Conv3d]] = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 #: By the dimensions of a sample.
@@ -257,7 +258,7 @@ def pooling(node: Node, dims: int) -> tuple[tuple[int, ...], tuple[int, ...], Si
 def padding(node: Node, dims: int) -> Sides:
     pads, auto = node.wholes("pads", (0,) * 2 * dims), node.text("auto_pad", "NOTSET")
     if auto not in ("NOTSET", "VALID") or (auto == "VALID" and any(pads)):
-        raise node.wrong(f"auto_pad = {auto[:20]!r} has no rule; export it with explicit pads")
+        raise node.wrong(f"auto_pad = {quoted(auto)} has no rule; export it with explicit pads")
     if len(pads) != 2 * dims or not all(0 <= pad <= 2**16 for pad in pads):
         raise node.wrong(f"pads = {pads[:8]}: expected {2 * dims} numbers from 0 to {2**16}")
     return list(zip(pads[:dims], pads[dims:], strict=True))

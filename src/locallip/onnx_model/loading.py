@@ -8,7 +8,7 @@ from typing import Any
 
 from locallip.network import UnsupportedLayer, lower
 from locallip.onnx_model.building import build
-from locallip.onnx_model.file import read_model
+from locallip.onnx_model.file import check_valid, read_model
 from locallip.onnx_model.network import OnnxNetwork
 from locallip.zoo import WrongModel
 
@@ -33,12 +33,12 @@ def load_onnx(path: str | Path) -> OnnxNetwork:
     """
     path, onnx = Path(path), _package()
     try:
-        network = build(read_model(path, onnx), onnx)
+        model = read_model(path, onnx)
+        network = build(model, onnx)
+        check_valid(model, onnx)
         lower(network, network.input_shape)
     except (WrongModel, UnsupportedLayer) as error:
         raise WrongModel(f"{path}: {error}") from None
-    except UnicodeDecodeError:
-        raise WrongModel(f"{path}: a name in it is not text: the file is damaged, export it again") from None
     except ValueError as error:  # layers of a known kind that lowering cannot use, such as values beyond float32
         raise WrongModel(f"{path}: this network cannot be certified: {error}") from None
     return network

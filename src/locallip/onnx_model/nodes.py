@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from locallip.onnx_model.words import node_label, quoted
 from locallip.zoo import WrongModel
 
 
@@ -22,8 +23,7 @@ class Node:
 
     @property
     def label(self) -> str:
-        """For messages: index, operator and name, of which the last two are the file's own words."""
-        return f"node {self.index} ({self.operator[:80]} {self.name[:80]!r})"
+        return node_label(self.index, self.operator, self.name)
 
     def wrong(self, why: str) -> WrongModel:
         return WrongModel(f"{self.label}: {why}")
@@ -58,21 +58,21 @@ def node_of(index: int, proto: Any, opset: int, onnx: Any) -> Node:
     """A NodeProto with its attributes read; those of unknown type, or that belong to functions, are refused."""
     node = Node(index, proto.op_type, proto.name, opset, tuple(proto.input), tuple(proto.output))
     if proto.domain not in ("", "ai.onnx"):
-        raise node.wrong(f"it is of the domain {proto.domain[:80]!r}, and only ONNX's own operators are understood")
+        raise node.wrong(f"it is of the domain {quoted(proto.domain)}, and only ONNX's own operators are understood")
     if not node.outputs:
         raise node.wrong("it gives no value")
     if getattr(proto, "overload", ""):
         raise node.wrong("it calls a function of the file, which is not followed")
     for attribute in proto.attribute:
         if attribute.name in node.attributes:
-            raise node.wrong(f"it has the attribute {attribute.name[:80]!r} twice")
+            raise node.wrong(f"it has the attribute {quoted(attribute.name)} twice")
         node.attributes[attribute.name] = _attribute(node, attribute, onnx.AttributeProto)
     return node
 
 
 def _attribute(node: Node, attribute: Any, types: Any) -> Any:
     if attribute.ref_attr_name:
-        raise node.wrong(f"the attribute {attribute.name[:80]!r} is one of a function, which is not followed")
+        raise node.wrong(f"the attribute {quoted(attribute.name)} is one of a function, which is not followed")
     match attribute.type:
         case types.FLOAT:
             return float(attribute.f)
@@ -86,4 +86,4 @@ def _attribute(node: Node, attribute: Any, types: Any) -> Any:
             return tuple(int(value) for value in attribute.ints)
         case types.FLOATS:
             return [float(value) for value in attribute.floats]
-    raise node.wrong(f"the attribute {attribute.name[:80]!r} is of a type that is not understood")
+    raise node.wrong(f"the attribute {quoted(attribute.name)} is of a type that is not understood")
