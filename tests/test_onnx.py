@@ -220,7 +220,7 @@ def test_a_residual_network_is_certified_and_no_point_of_the_ball_breaks_it(tmp_
     graph, model = residual()
     network = check_same(graph, model, tmp_path)
     assert network.input_shape == (2, 6, 6)
-    x = torch.rand(6, 2, 6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    x = torch.rand(2, 2, 6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     y = network(x).argmax(1)
     radius = ll.certified_radius(network, x, y)
     assert bool((radius > 0).all())

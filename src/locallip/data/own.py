@@ -23,6 +23,8 @@ from locallip.data.pillow import pillow
 #: More than this is not read into memory at once.
 MOST_BYTES = 2**34
 MOST_BYTES_PER_FILE = 2**26
+#: The last chunk of a PNG file: no bytes, its name, its checksum.
+_END = b"\0\0\0\0IEND\xaeB`\x82"
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,6 +173,8 @@ def _decoded(file: Path, shape: Sequence[int], reader: Any) -> np.ndarray:
     if file.suffix.lower() != ".png" or not file.is_file():
         raise DamagedData(f"{file}: only .png files are read; use an .npz file for others")
     content = read_at_most(file, MOST_BYTES_PER_FILE)
+    if not content.endswith(_END):  # Pillow does not ask for it
+        raise DamagedData(f"{file} does not end like a PNG file: it is cut short")
     try:
         with reader.open(io.BytesIO(content), formats=("PNG",)) as image:
             size, mode = image.size, image.mode  # known from the header: a huge image is not unpacked
