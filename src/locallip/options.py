@@ -55,7 +55,7 @@ def device_of(name: str | None) -> torch.device | None:
 class Option:
     """What may stand behind an option, or for a word without one: nothing, one of its choices, a number, or anything.
 
-    With `paths`, a path that exists may stand there as well as a choice. `many` words may stand there, at least one
+    With `paths`, a path may stand there as well as a choice. `many` words may stand there, at least one
     of them where it is `required`; `about` begins what the help says of it.
     """
 
@@ -155,8 +155,8 @@ def _values(option: Option, left: list[str]) -> list[str]:
 
 
 def _check_value(name: str, option: Option, value: str) -> None:
-    if option.choices and value not in option.choices and not (option.paths and os.path.exists(value)):
-        choices = ", ".join(option.choices) + (" or a path that exists" if option.paths else "")
+    if option.choices and value not in option.choices and not (option.paths and _is_path(value)):
+        choices = ", ".join(option.choices) + (" or name a path" if option.paths else "")
         raise WrongOption(f"{name} {value or repr(value)}: choose one of {choices}{nearest(value, option.choices)}")
     if option.number is not None:
         kind = "a whole number" if option.number is int else "a number"
@@ -164,6 +164,11 @@ def _check_value(name: str, option: Option, value: str) -> None:
             option.number(value)
         except ValueError:
             raise WrongOption(f"{name} wants {kind}, got {value!r}") from None
+
+
+def _is_path(value: str) -> bool:
+    """Something that is there, or has a dot or a slash in it; any other word is more likely a mistyped choice."""
+    return os.path.exists(value) or "." in value or os.sep in value
 
 
 def _check_places(places: Mapping[str, Option], behind: list[str]) -> None:
