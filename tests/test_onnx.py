@@ -67,8 +67,14 @@ def with_constant(operator: str, *shape: int, left: bool = False) -> Body:
     return body
 
 
+def viewed(g: Graph) -> str:
+    """The target of x.view(x.size(0), -1), as PyTorch writes it for a batch of any size."""
+    batch = g.add("Gather", g.add("Shape", Z), g.stored(0, np.int64), axis=0)
+    return g.add("Concat", g.add("Unsqueeze", batch, g.whole(0)), g.whole(-1), axis=0)
+
+
 #: Shape of the input, opset and body of a graph; a dense layer follows, so that it gives classes.
-CASES: dict[str, tuple[tuple[int, ...], int, Body]] = {
+CASES: dict[str, tuple[tuple[int | str, ...], int, Body]] = {
     "Conv": (IMAGE, 17, conv((3, 2, 3, 3))),
     "Conv without bias": (IMAGE, 22, lambda g: g.add("Conv", Z, g.weight(3, 2, 3, 3), kernel_shape=[3, 3])),
     "Conv with all": (IMAGE, 11, conv((4, 1, 2, 3), group=2, strides=[2, 1], pads=[1, 2, 1, 2], dilations=[2, 2])),
@@ -95,6 +101,7 @@ CASES: dict[str, tuple[tuple[int, ...], int, Body]] = {
     "Mul from the left": (VECTOR, 17, with_constant("Mul", left=True)),
     "Div": (IMAGE, 17, with_constant("Div", 2, 1, 1)),
     "Add to itself": (IMAGE, 17, lambda g: g.add("Add", Z, Z)),
+    "Sub from itself": (IMAGE, 17, lambda g: g.add("Add", g.add("Sub", Z, Z), g.weight(2, 6, 7))),
     "Sub of branches": (IMAGE, 17, lambda g: g.add("Sub", g.add("Relu", Z), g.add("Tanh", Z))),
     "Relu": (IMAGE, 13, one("Relu")),
     "LeakyRelu": (IMAGE, 17, one("LeakyRelu", alpha=0.3)),
@@ -129,6 +136,9 @@ CASES: dict[str, tuple[tuple[int, ...], int, Body]] = {
     "Reshape": (IMAGE, 17, lambda g: g.add("Reshape", Z, g.whole(0, -1))),
     "Reshape to a batch of 1": (IMAGE, 13, lambda g: g.add("Reshape", Z, g.whole(1, 7, 0, 2))),
     "Reshape to any batch": (IMAGE, 17, lambda g: g.add("Reshape", Z, g.whole(-1, 7, 12))),
+    "Shape": (IMAGE, 17, lambda g: g.add("Reshape", Z, g.add("Shape", Z))),
+    "Gather": (IMAGE, 17, lambda g: g.add("Reshape", Z, g.add("Gather", g.add("Shape", Z), g.whole(0, 2, 1, -1)))),
+    "Concat": (("n", 2, 6, 7), 17, lambda g: g.add("Reshape", Z, viewed(g))),
     "Squeeze": ((1, 1, 6), 17, lambda g: g.add("Squeeze", Z, g.whole(1))),
     "Squeeze of old": ((1, 1, 6), 11, one("Squeeze", axes=[-2])),
     "Unsqueeze": (VECTOR, 17, lambda g: g.add("Unsqueeze", Z, g.whole(-1, 1))),
@@ -304,6 +314,13 @@ def test_branches_that_lead_nowhere_are_left_out(tmp_path: Path) -> None:
     assert [tuple(value.shape) for value in network.parameters()] == [(3, 5)]
 
 
+def test_doublings_in_a_row_cost_no_more_than_other_layers(tmp_path: Path) -> None:
+    graph, z = Graph(*VECTOR), Z
+    for _ in range(100):
+        z = graph.add("Add", z, z)
+    check_same(graph, graph.head(z), tmp_path)
+
+
 def test_weights_among_the_inputs_are_weights(tmp_path: Path) -> None:
     """As files of an IR version below 4 have them."""
     graph, model = residual()
@@ -436,9 +453,17 @@ WRONG_NODES: dict[str, tuple[tuple[tuple[int, ...], int, Body], str]] = {
     "no shape": (image(lambda g: g.add("Reshape", Z, g.whole(-1, -1))), r"its target is \(-1, -1\), which says no shape"),
     "another size": (image(lambda g: g.add("Reshape", Z, g.whole(1, 5))), r"\(1, 2, 6, 7\) cannot become \(1, 5\)"),
     "a huge target": (image(lambda g: g.add("Reshape", Z, g.whole(1, 2**62, 2**62))), "cannot become"),
-    "a target that is computed": (
-        image(lambda g: g.add("Reshape", Z, g.add("Shape", Z))),
-        r"node 0 \(Shape 'the Shape'\): there is no rule for this operator",
+    "a target that is computed": (image(lambda g: g.add("Reshape", Z, Z)), "its target must be stored in the file"),
+    "channels that are joined": (image(lambda g: g.add("Concat", Z, Z, axis=1)), "axis = 1 has no rule"),
+    "values that are joined": (image(lambda g: g.add("Concat", Z, Z, axis=0)), "its parts must be stored in the file"),
+    "numbers that are picked": (image(lambda g: g.add("Gather", Z, g.whole(0))), "its list of numbers must be stored"),
+    "a place beyond the end": (
+        image(lambda g: g.add("Reshape", Z, g.add("Gather", g.whole(1, 84), g.whole(0, 2)))),
+        r"node 0 \(Gather 'the Gather'\): it takes the places \[0, 2\] of 2 numbers",
+    ),
+    "weights as sizes": (
+        image(lambda g: g.add("Reshape", Z, g.add("Concat", g.weight(2), axis=0))),
+        "its parts must be a short list of whole numbers, got float64",
     ),
     "zeros that are zeros": (image(lambda g: g.add("Reshape", Z, g.whole(1, 84), allowzero=1)), "allowzero = 1 has no rule"),
     "a batch that moves": (image(one("Transpose", perm=[1, 0, 2, 3])), "first dimension must stay the batch"),

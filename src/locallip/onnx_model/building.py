@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from locallip.onnx_model import linear, pointwise, shapes  # noqa: F401 - register their rules
+from locallip.onnx_model import linear, pointwise, shapes, size_lists  # noqa: F401 - register their rules
 from locallip.onnx_model.biases import with_biases
 from locallip.onnx_model.network import OnnxNetwork, needed, wired
 from locallip.onnx_model.nodes import Node, node_of

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import torch
 from torch import nn
 
 from locallip.onnx_model.linear import pooling, same_sides, windows
@@ -26,6 +27,9 @@ def _arithmetic(node: Node, inputs: list[Value | None], steps: Steps) -> Value:
             raise node.wrong("a product or quotient of two values that depend on the input is not linear, and has no rule")
         if (left.shape, left.batched) != (right.shape, right.batched):
             raise node.wrong(f"values of shapes {left.shape} and {right.shape} would broadcast, which has no rule")
+        if left.step == right.step:  # as two branches, a row of these would take twice as long with every one
+            factor = 2.0 if node.operator == "Add" else 0.0
+            return steps.add(node, Times(torch.tensor(factor, dtype=steps.dtype)), left.sample, left)
         return steps.add(node, _BOTH[node.operator](), left.sample, left, right)
     if isinstance(left, Flow):
         return _with_constant(node, left, right, _RIGHT[node.operator], steps)
