@@ -67,6 +67,10 @@ def with_constant(operator: str, *shape: int, left: bool = False) -> Body:
     return body
 
 
+def read_twice(g: Graph, z: str) -> str:
+    return g.add("Add", z, g.add("Relu", g.add("Add", z, g.weight(4))))
+
+
 def viewed(g: Graph) -> str:
     """The target of x.view(x.size(0), -1), as PyTorch writes it for a batch of any size."""
     batch = g.add("Gather", g.add("Shape", Z), g.stored(0, np.int64), axis=0)
@@ -92,6 +96,11 @@ CASES: dict[str, tuple[tuple[int | str, ...], int, Body]] = {
     "MatMul with bias": (VECTOR, 17, lambda g: g.add("Add", g.add("MatMul", Z, g.weight(5, 4)), g.weight(4))),
     "MatMul with one bias": (VECTOR, 17, lambda g: g.add("Add", g.stored(2.0), g.add("MatMul", Z, g.weight(5, 4)))),
     "MatMul of rows": (IMAGE, 17, lambda g: g.add("Add", g.add("MatMul", Z, g.weight(7, 4)), g.weight(6, 1))),
+    "MatMul with as many rows": (
+        *((1, 2, 4, 7), 17),
+        lambda g: g.add("Add", g.add("MatMul", Z, g.weight(7, 4)), g.weight(4, 1)),
+    ),
+    "MatMul that is read twice": (VECTOR, 17, lambda g: read_twice(g, g.add("MatMul", Z, g.weight(5, 4)))),
     "MatMul with a turned weight": (VECTOR, 17, lambda g: g.add("MatMul", Z, g.add("Transpose", g.weight(4, 5)))),
     "Add to all": (IMAGE, 17, with_constant("Add", 1, 2, 6, 7)),
     "Add from the left": (IMAGE, 14, with_constant("Add", 2, 1, 1, left=True)),
@@ -787,6 +796,11 @@ def test_torchscript_and_pickles_are_refused_with_what_to_do(name: str, content:
     for part in ("pickle", "torch.onnx.export", "safetensors"):
         assert part in said
     assert "Traceback" not in said
+
+
+def test_what_reads_our_own_files_says_who_reads_onnx(tmp_path: Path) -> None:
+    with pytest.raises(WrongModel, match=r"locallip\.load_onnx reads it"):
+        ll.load_model(written(residual()[1], tmp_path / "net.onnx"))
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path, command) -> None:

@@ -66,6 +66,7 @@ def test_certify_and_verify_a_network_and_images_of_ones_own(folder, tmp_path, c
     assert (settings.model, settings.data, settings.split, settings.eps) == ("net.onnx", "images.npz", "test", EPS)
     assert len(rows) == COUNT == settings.images
     assert summary is not None
+    assert str(folder) not in about_file(out).read_text()  # folders of one machine say nothing to others
     assert rows[-1]["verdict"] == "MISCLASSIFIED"
     assert sum(row["verdict"] == "CERTIFIED" for row in rows) > 2
     _check_certified(folder, rows)

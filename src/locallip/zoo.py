@@ -183,6 +183,8 @@ def _load_file(path: Path) -> nn.Module:
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The record and the tensors as stored."""
     _refuse_pickle(path)
+    if path.suffix.lower() == ".onnx":
+        raise WrongModel(f"{path} is an ONNX file and has no record of ours: locallip.load_onnx reads it")
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
