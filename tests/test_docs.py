@@ -14,6 +14,7 @@ import tomllib
 from collections.abc import Iterator
 from dataclasses import fields, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import pytest
@@ -71,9 +72,12 @@ def rules_restored() -> Iterator[None]:
 
 @functools.cache
 def run(document: Path) -> dict[str, Any]:
-    """Execute all blocks of a document in one namespace; what is printed must be what the document shows."""
+    """Execute all blocks of a document in one namespace; what is printed must be what the document shows.
+
+    Files that it writes go into a folder that is removed.
+    """
     names: dict[str, Any] = {"__name__": "document"}
-    with rules_restored(), torch.random.fork_rng(devices=[]):
+    with rules_restored(), torch.random.fork_rng(devices=[]), TemporaryDirectory() as place, contextlib.chdir(place):
         torch.manual_seed(0)
         for block in blocks(document):
             # Leading newlines make the line numbers of a traceback those of the document.

@@ -152,8 +152,11 @@ def test_mistakes_exit_with_2_and_say_what_may_have_been_meant(command, monkeypa
     [
         (["certify", "--esp", "0.5"], "there is no option --esp (did you mean '--eps'?)"),
         (["certify", "x", "-q"], "there is no option -q"),
-        (["certify"], "MODEL is missing: a name from `locallip models`, a run folder or a .safetensors file"),
-        (["certify", "--json"], "MODEL is missing: a name from `locallip models`, a run folder or a .safetensors file"),
+        (["certify"], "MODEL is missing: a name from `locallip models`, a run folder, a .safetensors file or an .onnx file"),
+        (
+            ["certify", "--json"],
+            "MODEL is missing: a name from `locallip models`, a run folder, a .safetensors file or an .onnx file",
+        ),
         (["certify", "x", "y"], "there is no place for 'y'"),
         (["certify", "x", "--limit", "abc"], "--limit wants a whole number, got 'abc'"),
         (["certify", "x", "--limit=1.5"], "--limit wants a whole number, got '1.5'"),

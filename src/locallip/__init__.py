@@ -21,6 +21,7 @@ from locallip.certify import (
 from locallip.models import build_model
 from locallip.network import Network, Normalize, UnsupportedLayer, lower, register_layer
 from locallip.norms import Guarantee, LayerTooLarge
+from locallip.onnx_model import load_onnx
 from locallip.zoo import load_model, save_model
 
 __version__ = "0.1.0"
@@ -43,6 +44,7 @@ __all__ = [
     "certify",
     "global_lipschitz",
     "load_model",
+    "load_onnx",
     "local_lipschitz",
     "lower",
     "register_layer",

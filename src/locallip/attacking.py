@@ -28,7 +28,7 @@ from locallip.zoo import WrongModel
 def attack(
     model: str,
     /,
-    data: DataName | None = None,
+    data: DataName | Path | None = None,
     eps: str | None = None,
     attack: Literal["pgd", "apgd", "strong", "autoattack"] = "strong",
     steps: int = 100,
@@ -55,8 +55,9 @@ def attack(
       locallip attack runs/mine --out attack.jsonl --resume    goes on where it was stopped
 
     Args:
-        model: A name from `locallip models`, a run folder or a .safetensors file.
-        data: Which images (default: those that the network was trained on).
+        model: A name from `locallip models`, a run folder, a .safetensors file or an .onnx file.
+        data: Which images: a data set, or your own as an .npz file with images and labels, or as a folder with one of PNG
+            files per class (default: those that the network was trained on).
         eps: Radius of the l2 balls, for pixels in [0, 1]; a number or a fraction such as 36/255 (default:
             what the network was trained for).
         attack: pgd is PGD with steps of eps/4, as in the paper; apgd is APGD-CE and APGD-T; strong is all three, each on

@@ -33,7 +33,7 @@ BROKEN = Path("locallip-broken.safetensors")
 def audit(
     model: str,
     /,
-    data: DataName | None = None,
+    data: DataName | Path | None = None,
     eps: str | None = None,
     guarantee: Literal["high_probability", "deterministic"] = "high_probability",
     attempts: int = 10_000,
@@ -58,8 +58,9 @@ def audit(
       locallip audit cifar10-6c2f-local-b --data-root data --guarantee deterministic --out audit.json
 
     Args:
-        model: A name from `locallip models`, a run folder or a .safetensors file.
-        data: Which images (default: those that the network was trained on).
+        model: A name from `locallip models`, a run folder, a .safetensors file or an .onnx file.
+        data: Which images: a data set, or your own as an .npz file with images and labels, or as a folder with one of PNG
+            files per class (default: those that the network was trained on).
         eps: The first radius to certify, for pixels in [0, 1]; a number or a fraction such as 36/255 (default:
             what the network was trained for).
         guarantee: What the certificates rest on.

@@ -4,27 +4,37 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
-from locallip.data import READERS, ImageSet, MissingData, load_images
+from locallip.data import READERS, ImageSet, MissingData, load_images, load_own
+from locallip.onnx_model import load_onnx
 from locallip.options import check, radius_of
 from locallip.training.recipe import find
 from locallip.training.recipe import names as recipe_names
 from locallip.zoo import load_model, read_about
 
+#: How files end that are read as ONNX.
+ONNX = ".onnx"
+
 
 def brought(
-    model: str, data: str | None, eps: str | None, split: str, root: Path | None, download: bool
+    model: str, data: str | Path | None, eps: str | None, split: str, root: Path | None, download: bool
 ) -> tuple[nn.Module, ImageSet, str]:
-    """A network, its images and the radius; what is not said is what the network was trained on and for."""
-    network, about = load_model(model), read_about(model)
+    """A network, its images and the radius; what is not said is what the network was trained on and for.
+
+    `data` is the name of a data set, or the path of images of the user's own.
+    """
+    network, about = _network(model)
     recipe = str(about.get("recipe", ""))
     known = find(recipe) if recipe in recipe_names() else None
     check(
         (data is not None and eps is not None) or known is not None,
         f"{model} does not say what it was trained on: name it with --data and --eps",
     )
+    if isinstance(data, Path):
+        return network, _own(data, about, eps, split), eps or ""
     name = data if data is not None else known.data if known is not None else ""
     check(name in READERS, f"--data {name or repr(name)}: choose one of {', '.join(READERS)}")
     radius = eps if eps is not None else known.eps if known is not None else ""
@@ -40,6 +50,21 @@ def brought(
         f"{model} tells {about['classes']} classes apart, and {name} has {len(images.classes)}",
     )
     return network, images, radius
+
+
+def _network(model: str) -> tuple[nn.Module, dict[str, Any]]:
+    """A network and its record; that of an ONNX file says what can be read off its graph."""
+    if Path(model).suffix.lower() != ONNX:
+        return load_model(model), read_about(model)
+    network = load_onnx(model)
+    return network, {"input_shape": network.input_shape, "classes": network.classes}
+
+
+def _own(path: Path, about: dict[str, Any], eps: str | None, split: str) -> ImageSet:
+    check(eps is not None, f"--data {path}: say with --eps how large the balls around these images are")
+    check(split == "test", f"--split {split} goes with the data sets; {path} is one set of images")
+    radius_of(eps or "")
+    return load_own(path, tuple(about["input_shape"]), about["classes"])
 
 
 def name_of(model: str) -> str:

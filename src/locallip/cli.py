@@ -25,6 +25,7 @@ from locallip.auditing import audit
 from locallip.breaking import BrokenCertificate
 from locallip.completion import Completed, script
 from locallip.data import DamagedData, MissingData
+from locallip.onnx_model import MissingOnnx
 from locallip.options import WrongOption, check, device_of, options_of, radius_of
 from locallip.processes import Disagreeing, LostProcess, TooManyProcesses, processes
 from locallip.proofs import WrongRows
@@ -291,7 +292,7 @@ WRONG = (
     Disagreeing,
     OSError,
 )
-FAILED = (MissingAttack, Diverged, LostProcess)
+FAILED = (MissingAttack, MissingOnnx, Diverged, LostProcess)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass, replace
+from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import torch
@@ -53,7 +55,8 @@ def device_of(name: str | None) -> torch.device | None:
 class Option:
     """What may stand behind an option, or for a word without one: nothing, one of its choices, a number, or anything.
 
-    `many` words may stand there, at least one of them where it is `required`; `about` begins what the help says of it.
+    With `paths`, a path may stand there as well as a choice. `many` words may stand there, at least one
+    of them where it is `required`; `about` begins what the help says of it.
     """
 
     takes_value: bool
@@ -62,6 +65,7 @@ class Option:
     many: bool = False
     required: bool = False
     about: str = ""
+    paths: bool = False
 
 
 def options_of(command: Callable[..., Any]) -> dict[str, Option]:
@@ -98,7 +102,7 @@ def _option(hint: Any, required: bool = False) -> Option:
     parts = (hint, *get_args(hint))
     literals = [str(value) for part in parts if get_origin(part) is Literal for value in get_args(part)]
     number = int if int in parts else float if float in parts else None
-    return Option(bool not in parts, tuple(literals), number, get_origin(hint) is tuple, required)
+    return Option(bool not in parts, tuple(literals), number, get_origin(hint) is tuple, required, paths=Path in parts)
 
 
 def check_words(command: Callable[..., Any], words: Sequence[str], prog: str, *, pairs: bool = False) -> None:
@@ -151,8 +155,8 @@ def _values(option: Option, left: list[str]) -> list[str]:
 
 
 def _check_value(name: str, option: Option, value: str) -> None:
-    if option.choices and value not in option.choices:
-        choices = ", ".join(option.choices)
+    if option.choices and value not in option.choices and not (option.paths and _is_path(value)):
+        choices = ", ".join(option.choices) + (" or name a path" if option.paths else "")
         raise WrongOption(f"{name} {value or repr(value)}: choose one of {choices}{nearest(value, option.choices)}")
     if option.number is not None:
         kind = "a whole number" if option.number is int else "a number"
@@ -160,6 +164,11 @@ def _check_value(name: str, option: Option, value: str) -> None:
             option.number(value)
         except ValueError:
             raise WrongOption(f"{name} wants {kind}, got {value!r}") from None
+
+
+def _is_path(value: str) -> bool:
+    """Something that is there, or has a dot or a slash in it; any other word is more likely a mistyped choice."""
+    return os.path.exists(value) or "." in value or os.sep in value
 
 
 def _check_places(places: Mapping[str, Option], behind: list[str]) -> None:

@@ -73,7 +73,7 @@ def command(argv: list[str]) -> str:
     for word in rest:
         option = word.partition("=")[0].replace("_", "-")
         if option not in _PLACES:
-            words.append(Path(word).name if word.endswith(".toml") else word)
+            words.append(Path(word).name if word.endswith((".toml", ".onnx", ".npz")) else word)
         elif "=" not in word:
             next(rest, None)
     return shlex.join(words)

@@ -10,7 +10,7 @@ from typing import Literal
 
 import torch
 
-from locallip.brought import brought, name_of
+from locallip.brought import ONNX, brought, name_of
 from locallip.data import READERS, DataName
 from locallip.network import UnsupportedLayer
 from locallip.norms import Guarantee, LayerTooLarge
@@ -18,7 +18,7 @@ from locallip.options import check, device_of
 from locallip.processes import processes
 from locallip.proofs import Job, WrongRows, certify_images, verify_rows
 from locallip.proofs.rows import FORMATS
-from locallip.proofs.settings import about_file
+from locallip.proofs.settings import Settings, about_file
 from locallip.proofs.settings import read_about as read_settings
 from locallip.proofs.summary import describe
 from locallip.zoo import WrongModel
@@ -31,7 +31,7 @@ class Disagreement(Exception):
 def certify(
     model: str,
     /,
-    data: DataName | None = None,
+    data: DataName | Path | None = None,
     eps: str | None = None,
     guarantee: Literal["high_probability", "deterministic", "estimate"] = "high_probability",
     data_root: Path | None = None,
@@ -58,10 +58,12 @@ def certify(
       locallip certify mnist-4c3f-local-g --data embedded --limit 50
       locallip certify cifar10-6c2f-local-b --data-root data --download --out rows.jsonl
       locallip certify runs/mine --guarantee deterministic --radius --json > summary.json
+      locallip certify net.onnx --data images.npz --eps 36/255    a network and images of your own
 
     Args:
-        model: A name from `locallip models`, a run folder or a .safetensors file.
-        data: Which images (default: those that the network was trained on).
+        model: A name from `locallip models`, a run folder, a .safetensors file or an .onnx file.
+        data: Which images: a data set, or your own as an .npz file with images and labels, or as a folder with one of PNG
+            files per class (default: those that the network was trained on).
         eps: Radius of the l2 balls, for pixels in [0, 1]; a number or a fraction such as 36/255 (default:
             what the network was trained for).
         guarantee: What every bound rests on: a proof that may fail with the chance --failure-prob, a deterministic proof, or
@@ -145,6 +147,7 @@ def verify(
     rows: Path,
     /,
     model: str | None = None,
+    data: Path | None = None,
     data_root: Path | None = None,
     download: bool = False,
     sample: int = 20,
@@ -161,10 +164,14 @@ def verify(
       locallip verify rows.jsonl
       locallip verify rows.jsonl --model runs/mine --sample 100
       locallip verify rows.csv --data-root data --json
+      locallip verify rows.jsonl --model net.onnx --data images.npz
 
     Args:
         rows: The .jsonl or .csv file, with its .json beside it.
-        model: Where the network is, a run folder or a .safetensors file (default: the name in the rows' settings).
+        model: Where the network is, a run folder, a .safetensors file or an .onnx file (default: the name in the rows'
+            settings, looked for beside the rows first).
+        data: Where images of your own are, an .npz file or a folder (default: the name in the rows' settings, beside the
+            rows or here).
         data_root: Folder that holds the data sets (default: LOCALLIP_DATA, or else ./data).
         download: Fetch missing data from its official place.
         sample: Repeat so many rows, drawn anew each time.
@@ -173,12 +180,8 @@ def verify(
     """
     check(sample >= 1, f"--sample must be at least 1, got {sample}")
     settings, _ = read_settings(rows)
-    if settings.data not in READERS:
-        raise WrongRows(f"{about_file(rows)}: there is no data set {settings.data!r}; known are {', '.join(READERS)}")
-    where = (settings.data, settings.eps, settings.split, data_root, download)
-    named = settings.model if model is None else model
-    if model is None and rows.resolve().parent.name == settings.model:  # rows in the folder of their run
-        named = str(rows.parent)
+    where = (_data_of(rows, settings, data), settings.eps, settings.split, data_root, download)
+    named = _model_of(rows, settings) if model is None else model
     try:
         network, images, _ = brought(named, *where)
     except WrongModel as error:
@@ -203,6 +206,32 @@ def verify(
             f"{settings.images} rows fit their settings, weights, images and summary; "
             f"{repeated} of them came out again (eps {settings.eps}, guarantee {settings.guarantee})"
         )
+
+
+def _data_of(rows: Path, settings: Settings, given: Path | None) -> str | Path:
+    """The data set of some rows, or where the user's own images are: beside the rows or here, unless that is said."""
+    if settings.data in READERS:
+        check(given is None, f"--data {given}: {rows} is about images of {settings.data}, which --data-root finds")
+        return settings.data
+    if given is not None:
+        return given
+    name = Path(settings.data).name  # never a path that somebody else has written into the settings
+    for place in (rows.parent / name, Path(name)):
+        if name and place.exists():
+            return place
+    known = ", ".join(READERS)
+    raise WrongRows(
+        f"{about_file(rows)}: there is no data set {settings.data!r}; known are {known}. Where it is a file or folder of "
+        "your own, name it with --data"
+    )
+
+
+def _model_of(rows: Path, settings: Settings) -> str:
+    """The network of some rows by its name, or in their folder: that of its run, or a file beside the rows."""
+    if rows.resolve().parent.name == settings.model:
+        return str(rows.parent)
+    beside = rows.parent / Path(settings.model).name
+    return str(beside) if beside.suffix in (ONNX, ".safetensors") and beside.is_file() else settings.model
 
 
 def _to_stderr(line: str) -> None:

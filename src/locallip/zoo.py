@@ -34,7 +34,8 @@ STORED = (torch.float32, torch.float16, torch.bfloat16)
 
 _RECORD = "locallip"
 _NEEDED = ("architecture", "activation", "input_shape", "classes")
-_PICKLES = (".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".bin")
+#: Files that torch writes with pickles in them; .ts is TorchScript, which holds code besides.
+PICKLE_SUFFIXES = (".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".bin", ".ts")
 
 
 class WrongModel(ValueError):
@@ -182,6 +183,8 @@ def _load_file(path: Path) -> nn.Module:
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The record and the tensors as stored."""
     _refuse_pickle(path)
+    if path.suffix.lower() == ".onnx":
+        raise WrongModel(f"{path} is an ONNX file and has no record of ours: locallip.load_onnx reads it")
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
@@ -206,12 +209,17 @@ def _refuse_pickle(path: Path) -> None:
             head = file.read(9)
     except OSError as error:
         raise WrongModel(f"cannot read {path}: {error.strerror or error}") from None
-    looks = head.startswith((b"PK\x03\x04", b"\x80")) and head[8:] != b"{"
-    if path.suffix.lower() in _PICKLES or looks:
+    if path.suffix.lower() in PICKLE_SUFFIXES or is_pickle(head):
         raise WrongModel(
-            f"{path} is a pickle or meant to be one, and unpickling runs whatever it contains. Only .safetensors files are "
-            "loaded: build your network, load its weights into it yourself and certify that"
+            f"{path} is a pickle or TorchScript or meant to be one, and unpickling runs whatever it contains. Only "
+            ".safetensors and .onnx files are loaded: export the network with torch.onnx.export, or save its state dict as "
+            "safetensors, load that into the network yourself and certify it in Python"
         )
+
+
+def is_pickle(head: bytes) -> bool:
+    """Whether a file that begins with these 9 bytes is a pickle, or an archive as torch.save and TorchScript write it."""
+    return head.startswith((b"PK\x03\x04", b"\x80")) and head[8:] != b"{"
 
 
 def _skeleton(about: Mapping[str, Any], where: str) -> nn.Module:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from locallip import activations as act
 from locallip.network import PassThrough
-from locallip.ops import Compose, Conv, Dense, Diagonal, Identity, LinearOp, Masked, Reshape, Sum, average_pool
+from locallip.ops import Compose, Conv, Dense, Diagonal, Identity, LinearOp, Masked, Permute, Reshape, Sum, average_pool
 
 BATCH = 3
 LIKE = torch.zeros(1, dtype=torch.float64)
@@ -182,6 +182,7 @@ OPS: tuple[OpCase, ...] = (
     OpCase("conv3d asymmetric", lambda w: conv(w, (1, 3, 3, 4), 2, (2, 2, 3), (2, 1, 2), [(0, 1), (1, 0), (1, 1)])),
     OpCase("identity", lambda w: (Identity((2, 3)), lambda v: v)),
     OpCase("reshape", lambda w: (Reshape((2, 3, 2), (4, 3)), lambda v: v.reshape(-1, 4, 3))),
+    OpCase("permute", lambda w: (Permute((2, 3, 4), (2, 0, 1)), lambda v: v.permute(0, 3, 1, 2))),
     OpCase("flatten", lambda w: (Reshape((2, 3, 2), (12,)), lambda v: v.flatten(1))),
     OpCase("diagonal", lambda w: diagonal(w, (2, 3), (2, 3))),
     OpCase("diagonal per channel", lambda w: diagonal(w, (2, 1, 1), (2, 3, 3))),
@@ -201,6 +202,7 @@ OPS: tuple[OpCase, ...] = (
     OpCase("dense after dense", lambda w: Compose(dense(w, 3, 4)[0], dense(w, 4, 5)[0]), exact=False),
     OpCase("dense after diagonal", lambda w: Compose(dense(w, 3, 4)[0], diagonal(w, (4,), (4,)))),
     OpCase("pool after depthwise", lambda w: _pool_after_patches(w)),
+    OpCase("dense after permute", lambda w: Compose(dense(w, 3, 2, (4, 3))[0], Permute((2, 3, 4), (2, 1, 0)))),
     OpCase("diagonal after reshape", lambda w: Compose(diagonal(w, (6,), (6,)), Reshape((2, 3), (6,)))),
     OpCase("identity + conv", residual, exact=False),
     OpCase("dense + dense + dense", lambda w: Sum([dense(w, 3, 4)[0] for _ in range(3)]), exact=False),

@@ -27,6 +27,8 @@ def autoattack_attempts(
     package = _package()
     if classes < 4:
         raise MissingAttack(f"AutoAttack needs at least 4 classes, here are {classes}: take the attack 'strong'")
+    if any(parameter.dtype != torch.float32 for parameter in model.parameters()):
+        raise MissingAttack("AutoAttack computes in float32, and this network does not: take the attack 'strong'")
 
     def attempt(name: str) -> Attempt:
         def search(x: Tensor, y: Tensor, eps: Tensor, /) -> Tensor:

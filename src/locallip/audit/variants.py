@@ -47,8 +47,8 @@ def scaled(model: nn.Module, seed: int) -> Iterator[Variant]:
 
 def extreme(model: nn.Module) -> Iterator[Variant]:
     """Ties, denormal weights, and logits that overflow."""
-    layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
-    classes = layers[-1].out_features if layers else 0
+    *_, last = model.modules()
+    classes = last.out_features if isinstance(last, nn.Linear) else 0  # behind others it does not give the logits alone
     yield from _last(model, "classes tied in pairs", _tie, tuple(range(classes - classes % 2)))
     yield from _last(model, "last layer 0", partial(_multiply, factor=0.0), tuple(range(classes)))
     for factor in (1e-150, 1e150, 1e300):

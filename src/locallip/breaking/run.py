@@ -88,7 +88,7 @@ def attack_images(
 ) -> Attacked:
     """Attack the first images of a set; with `job.out` rows, settings and summary also go to disk, chunk by chunk.
 
-    The attack runs in float32 on the model itself. What it finds counts as broken once a `Judge` has confirmed it. The
+    The attack runs on the model itself, in its dtype. What it finds counts as broken once a `Judge` has confirmed it. The
     summary says what that means for rows of `locallip certify`, where there are some.
     """
     with writing(job.out, say):
@@ -131,7 +131,8 @@ class _Chunk:
     def __init__(self, job: AttackJob, model: nn.Module, judge: Judge, images: ImageSet, chunk: slice, seed: int, say: Say):
         self.job, self.model, self.judge, self.seed, self.say = job, model, judge, seed, say
         self.first = chunk.start
-        self.x = pixels(images.images[chunk], job.device)
+        stored = next((p.dtype for p in model.parameters()), torch.float32)  # a file of ONNX may have float64
+        self.x = pixels(images.images[chunk], job.device).to(stored)
         self.y = images.labels[chunk].to(job.device)
         self._spoken = time.perf_counter()
 

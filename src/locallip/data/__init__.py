@@ -1,9 +1,10 @@
-"""Images to train and certify on: a part of MNIST inside the package, and readers of MNIST, CIFAR-10 and Tiny-ImageNet."""
+"""Images to train and certify on: a part of MNIST inside the package, readers of three data sets, and of own files."""
 
 from locallip.data.embedded import load_embedded
 from locallip.data.errors import DamagedData, MissingData
 from locallip.data.image_set import pixels
 from locallip.data.images import READERS, DataName, ImageSet, Split, hold_out, load_images
+from locallip.data.own import OwnImages, load_own
 
 __all__ = [
     "READERS",
@@ -11,9 +12,11 @@ __all__ = [
     "DataName",
     "ImageSet",
     "MissingData",
+    "OwnImages",
     "Split",
     "hold_out",
     "load_embedded",
     "load_images",
+    "load_own",
     "pixels",
 ]

@@ -32,6 +32,9 @@ class ImageSet:
     def __post_init__(self) -> None:
         if self.images.ndim != 4 or self.images.dtype != torch.uint8:
             raise ValueError(f"images are (N, C, H, W) uint8, got {tuple(self.images.shape)} {self.images.dtype}")
+        self._check_labels()
+
+    def _check_labels(self) -> None:
         if self.labels.shape != self.images.shape[:1] or self.labels.dtype != torch.int64:
             expected = f"({len(self.images)},) int64"
             raise ValueError(f"labels are {expected} for these images, got {tuple(self.labels.shape)} {self.labels.dtype}")
@@ -47,10 +50,9 @@ class ImageSet:
         return f"ImageSet({self.name}, {self.split}: {tuple(self.images.shape)}, {len(self.classes)} classes)"
 
     @property
-    def shape(self) -> tuple[int, int, int]:
+    def shape(self) -> tuple[int, ...]:
         """Channels, height and width of one image."""
-        channels, height, width = self.images.shape[1:]
-        return channels, height, width
+        return tuple(self.images.shape[1:])
 
     def take(self, index: Tensor, split: str | None = None) -> ImageSet:
         """The images at these positions, as a set of its own."""
@@ -58,12 +60,13 @@ class ImageSet:
 
 
 def pixels(images: Tensor, device: torch.device | str | None = None) -> Tensor:
-    """images / 255 in float32, on `device`, for uint8 images: the points that certificates and attacks are about.
+    """images / 255 in float32, on `device`, for uint8 images, others as they are: the points that certificates are about.
 
     The division is the CPU's: on a GPU torch multiplies by 1/255, which moves some numbers by a unit in the last place, and
     a certificate is about one point.
     """
-    return (images.cpu().float() / 255).to(images.device if device is None else device)
+    points = images.cpu().float() / 255 if images.dtype == torch.uint8 else images
+    return points.to(images.device if device is None else device)
 
 
 def hold_out(images: ImageSet, count: int, seed: int = 0) -> tuple[ImageSet, ImageSet]:

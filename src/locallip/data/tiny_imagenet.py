@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 import io
 import os
 import zipfile
@@ -21,6 +20,7 @@ from locallip.data.download import fetch
 from locallip.data.errors import REMEDY, MissingData, damaged
 from locallip.data.files import check_file_md5, data_root, nothing_found, read_at_most
 from locallip.data.image_set import ImageSet, Split
+from locallip.data.pillow import pillow
 from locallip.data.unpacked import kept
 
 FOLDER = "tiny-imagenet-200"
@@ -124,7 +124,7 @@ def load_tiny_imagenet(
     Classes are the WordNet numbers in alphabetical order, as a reader of image folders would number them. Validation
     images stand for the test: the labels of the test images are not public, and the paper's figures are on these.
     """
-    pillow = _pillow()
+    reader = pillow("Tiny-ImageNet is made of JPEG files")
     files = _find(data_root(root, create=download), download, _counts)
     classes = tuple(sorted(files.read("wnids.txt").decode("ascii", "replace").split()))
     if len(set(classes)) != _counts.classes:
@@ -135,22 +135,12 @@ def load_tiny_imagenet(
         names, labels = _validation(files, classes, _counts.test)
 
     def unpack(index: int) -> np.ndarray:
-        return _decode(files.path(names[index]), files.read(names[index]), pillow)
+        return _decode(files.path(names[index]), files.read(names[index]), reader)
 
     source = hashlib.sha256("\n".join(files.mark(name) for name in names).encode()).hexdigest()
     beside = files.place.with_name(f"{files.place.stem}-{split}.npy")
     images = kept(beside, source, len(names), (3, SIDE, SIDE), unpack, say)
     return ImageSet("tiny-imagenet", split, images, torch.tensor(labels, dtype=torch.int64), classes)
-
-
-def _pillow() -> Any:
-    """Pillow's module of images; it is needed for this data set alone, so it may be absent."""
-    try:
-        return importlib.import_module("PIL.Image")
-    except ImportError as error:
-        raise MissingData(
-            "Tiny-ImageNet is made of JPEG files, and reading them needs Pillow: pip install 'locallip[images]'"
-        ) from error
 
 
 def _find(root: Path, download: bool, counts: Counts) -> _Files:
@@ -207,13 +197,13 @@ def _validation(files: _Files, classes: Sequence[str], count: int) -> tuple[list
     return [f"val/images/{name}" for name in labels], list(labels.values())
 
 
-def _decode(path: object, content: bytes, pillow: Any) -> np.ndarray:
+def _decode(path: object, content: bytes, reader: Any) -> np.ndarray:
     """One JPEG file as (3, 64, 64) bytes; grey images become RGB."""
     # Pillow fills up an image that lacks its end without a word, so the end mark is looked for first.
     if content[:2] != b"\xff\xd8" or content[-2:] != b"\xff\xd9":
         raise damaged(path, "it does not begin and end like a JPEG file")
     try:
-        with pillow.open(io.BytesIO(content), formats=("JPEG",)) as image:
+        with reader.open(io.BytesIO(content), formats=("JPEG",)) as image:
             size = image.size  # known from the header: a huge image is not unpacked
             pixels = np.asarray(image.convert("RGB")) if size == (SIDE, SIDE) else None
     except Exception as error:  # Pillow has no common class for what a broken file may cause

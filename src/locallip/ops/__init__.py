@@ -7,7 +7,7 @@ from locallip.ops.dense import Dense
 from locallip.ops.diagonal import Diagonal
 from locallip.ops.patch import Patch
 from locallip.ops.pool import average_pool
-from locallip.ops.reshape import Reshape
+from locallip.ops.reshape import Permute, Reshape
 from locallip.ops.window import Window, Windows
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "LinearOp",
     "Masked",
     "Patch",
+    "Permute",
     "Reshape",
     "Sum",
     "Window",

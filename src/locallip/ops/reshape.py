@@ -1,4 +1,4 @@
-"""Flatten, view and reshape: the same numbers in another shape."""
+"""Flatten, view, reshape and permute: the same numbers in another shape or order."""
 
 from __future__ import annotations
 
@@ -27,6 +27,36 @@ class Reshape(LinearOp):
 
     def adjoint(self, w: Tensor) -> Tensor:
         return w.reshape(-1, *self.in_shape)
+
+    def apply_abs(self, r: Tensor) -> Tensor:
+        return self.apply(r)
+
+    def row_norms(self, cols: Tensor) -> Tensor:
+        return self.apply(cols)
+
+    def smallest(self) -> float:
+        return 0.0
+
+
+class Permute(LinearOp):
+    """v -> v with its dimensions in another order; `order` counts those of one sample from 0."""
+
+    disjoint_rows = True
+    single_entry_rows = True
+    fan_in = 0
+
+    def __init__(self, in_shape: Sequence[int], order: Sequence[int]):
+        if sorted(order) != list(range(len(in_shape))):
+            raise ValueError(f"{tuple(order)} is no order of the dimensions of {tuple(in_shape)}")
+        self.in_shape, self.order = torch.Size(in_shape), tuple(order)
+        self.out_shape = torch.Size(in_shape[dim] for dim in order)
+        self._back = tuple(self.order.index(dim) for dim in range(len(order)))
+
+    def apply(self, v: Tensor) -> Tensor:
+        return v.permute(0, *(dim + 1 for dim in self.order))
+
+    def adjoint(self, w: Tensor) -> Tensor:
+        return w.permute(0, *(dim + 1 for dim in self._back))
 
     def apply_abs(self, r: Tensor) -> Tensor:
         return self.apply(r)

@@ -1,0 +1,16 @@
+"""Pillow, which an extra brings: it is needed for image files alone, so it may be absent."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from locallip.data.errors import MissingData
+
+
+def pillow(why: str) -> Any:
+    """Pillow's module of images; `why` begins the sentence that says what it is needed for."""
+    try:
+        return importlib.import_module("PIL.Image")
+    except ImportError as error:
+        raise MissingData(f"{why}, and reading them needs Pillow: pip install 'locallip[images]'") from error
