@@ -99,7 +99,8 @@ class Relaxation:
             if not bool(units.any()):
                 break
             found = self._by_rows(stage, affine, units, ball) if way is None else self._by_patches(way, affine, units, ball)
-            high, low = (value.reshape(center.shape) for value in found)
+            # Units that were only looked at to fill a part keep their boxes: no sample depends on those beside it.
+            high, low = (torch.where(units, value, float("inf")).reshape(center.shape) for value in found)
             upper, lower = center + up(high) + slack, center - up(low) - slack
             # A NaN changes nothing.
             lower, upper = torch.where(lower > box.lower, lower, box.lower), torch.where(upper < box.upper, upper, box.upper)
@@ -121,6 +122,8 @@ class Relaxation:
         order = units.to(torch.uint8).sort(dim=1, descending=True, stable=True).indices
         for some in self._parts(int(units.sum(1).max()), stage):
             count = int(units[some].sum(1).max())
+            if not count:
+                continue
             for chosen in order[some, :count].split(self._room(stage), dim=1):
                 rows = high.new_zeros(*chosen.shape, units.shape[1])
                 rows.scatter_(2, chosen[..., None], 1)
