@@ -219,7 +219,7 @@ class Relaxation:
             found.append(
                 torch.cat([self._value(*self._through(affine, part, some), some, ball=True) for part in parts], dim=1)
             )
-        return torch.cat(found)
+        return torch.cat(found) if found else g.new_zeros(g.shape[:2])
 
     def _affine(self, stage: Stage, center: Tensor, error: Tensor, box: Box) -> _Affine:
         dtype, count = center.dtype, len(self.regions)

@@ -23,7 +23,7 @@ from locallip.norms import Guarantee
 #: What a bound is called in `Certificate.decided_by`.
 GLOBAL, DENSE, LOCAL = "global bound", "local bound of dense layers", "local bound"
 SLOPES, LOCAL_SLOPES = "slopes", "slopes and local bound"
-LINES, BOXES, LOCAL_BOXES = "lines", "lines and sharpened boxes", "lines, sharpened boxes and local bound"
+LINES, LOCAL_LINES = "lines", "lines and local bound"
 
 
 class Verdict(StrEnum):
@@ -257,19 +257,23 @@ class _Cascade:
             self._try("closely", check, index)
 
     def _by_lines(self, index: Tensor) -> Tensor:
-        """Certify by lines; returns what they do not promise to do more for."""
-        self.bendable = torch.zeros(len(self.inputs.x), dtype=torch.bool, device=index.device)
-        index = self._try("none", LINES, index, slopes=False, relax="lines")
-        bendable = self.bendable[index]
-        left = self._try("none", BOXES, index[bendable], slopes=not self.prover.has_norms, relax="boxes")
+        """Certify by lines and the boxes that they sharpen, where these promise more than norms; returns the others."""
+        parts = [self.prover.bendable(*self.inputs.take(some)[:2], domain=self.inputs.domain) for some in self._split(index)]
+        bendable = torch.cat(parts) if parts else torch.zeros_like(index, dtype=torch.bool)
+        left = self._try("none", LINES, index[bendable], slopes=not self.prover.has_norms, relax="boxes")
         if self.prover.has_norms:
-            self._try("all", LOCAL_BOXES, left, relax="boxes")
+            left = self._try("all", LOCAL_LINES, left, relax="boxes")
+            if self.prover.guarantee is Guarantee.HIGH_PROBABILITY:
+                self._try("closely", LOCAL_LINES, left, relax="boxes")
         return index[~bendable]
+
+    def _split(self, index: Tensor) -> Sequence[Tensor]:
+        return index.split(self.inputs.batch_size) if len(index) else ()
 
     def _each_batch(self, check: Callable[[Tensor], Tensor], index: Tensor) -> Tensor:
         """What `check` leaves undecided of `index`."""
         parts, left = [], len(index)
-        for part in index.split(self.inputs.batch_size) if left else ():
+        for part in self._split(index):
             parts.append(check(part))
             left -= len(part) - len(parts[-1])
             self.watch(left)
@@ -294,8 +298,6 @@ class _Cascade:
     def _prove(self, index: Tensor, local: LocalLayers, check: str, slopes: bool, relax: Relax | None) -> Tensor:
         domain = self.inputs.domain
         found = self.prover.margin(*self.inputs.take(index), local=local, domain=domain, slopes=slopes, relax=relax)
-        if relax == "lines":
-            self.bendable[index] = found.bendable
         return self._certified(index, found, check)
 
     def _certified(self, index: Tensor, found: Margin, check: str) -> Tensor:

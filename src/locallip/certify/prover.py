@@ -37,7 +37,7 @@ LocalLayers = Literal["none", "dense", "all", "closely"]
 #: "local" is the paper's bound, "lines" linear relaxation alone (bounds/relaxation.py); "auto" takes both, and also lets
 #: slopes pull the worst logits back through the network (bounds/pullback.py).
 Method = Literal["auto", "local", "lines"]
-#: Boxes are sharpened by lines where these, from boxes that are not, let classes rise by less than this share of what norms
+#: Boxes are sharpened by lines where these, with boxes as they are, let classes rise by less than this share of what norms
 #: do. Networks that were trained with the local bound come to 0.7 and more, others to 0.6 and less.
 PROMISING = 0.65
 #: Steps of the guess where a proof may succeed: few, as it may err towards trying.
@@ -53,14 +53,13 @@ CLOSE_RTOL, CLOSE_STEPS = 2e-4, 1500
 class Margin(NamedTuple):
     """worst = label's worst logit minus the best of the others, (B,); positive proves the label. lipschitz is (B,).
 
-    clean and error (B, C) are the logits at x and a bound of their error. bendable (B,) bool: sharper boxes promise more.
+    clean and error (B, C) are the logits at x and a bound of their error.
     """
 
     worst: Tensor
     lipschitz: Tensor
     clean: Tensor
     error: Tensor
-    bendable: Tensor
 
 
 class Prover:
@@ -183,10 +182,21 @@ class Prover:
         """What is proved of the label's lead on each ball; NaN where nothing is. Without `slopes` they are not tried."""
         trace = self.trace(x, eps, local=local, domain=domain, relax=relax)
         assert trace.logits_error is not None
-        found = self._worst(trace, y, slopes)
-        share = torch.full_like(trace.lipschitz, float("nan")) if found.line_share is None else found.line_share
-        bendable = share < PROMISING if self.has_norms else torch.ones_like(share, dtype=torch.bool)
-        return Margin(self._lead(found, trace, y), trace.lipschitz, trace.logits, trace.logits_error, bendable)
+        return Margin(self.lead_of(trace, y, slopes), trace.lipschitz, trace.logits, trace.logits_error)
+
+    def bendable(self, x: Tensor, y: Tensor, *, domain: tuple[float, float] | None = None) -> Tensor:
+        """Where boxes that lines sharpen promise more than norms do, (B,) bool, whatever the radius that is asked for.
+
+        It is seen on the ball that the bound over all inputs certifies without any boxes.
+        """
+        if not self.has_lines or not self.has_norms:
+            return torch.full((len(x),), self.has_lines, dtype=torch.bool, device=x.device)
+        ahead = lead(self.clean_logits(x)[0], y)
+        eps = (ahead / self.ceiling.total).nan_to_num(0.0, 0.0, 0.0).clamp(min=0)
+        trace = self.trace(x, eps, local="none", domain=domain, relax="lines")
+        share = self._worst(trace, y, slopes=False).line_share
+        assert share is not None
+        return (share < PROMISING) & (eps > 0)
 
     def may_prove(self, x: Tensor, y: Tensor, eps: Tensor, *, domain: tuple[float, float] | None = None) -> Tensor:
         """Where norms from below, which are never above proved ones, leave the margin a chance; (B,) bool."""
@@ -194,15 +204,7 @@ class Prover:
 
     def lead_of(self, trace: Trace, y: Tensor, slopes: bool = True) -> Tensor:
         """What a trace proves of the label's lead, (B,); NaN where nothing is. Without `slopes` they are not tried."""
-        return self._lead(self._worst(trace, y, slopes), trace, y)
-
-    def _worst(self, trace: Trace, y: Tensor, slopes: bool) -> WorstLogits:
-        with exact_arithmetic():
-            steps = None if slopes and self.has_slopes else 0
-            return worst_logits(self.network, trace, y, outward=True, slope_steps=steps)
-
-    def _lead(self, found: WorstLogits, trace: Trace, y: Tensor) -> Tensor:
-        worst = found.worst
+        worst = self._worst(trace, y, slopes).worst
         with exact_arithmetic():
             if self.deployed_dtype is not None:
                 error = deployed_error(self.network, trace, self.deployed_dtype)
@@ -211,6 +213,11 @@ class Prover:
                 error = up(error) + gamma(2, worst.dtype) * worst.abs()
                 worst = torch.where(label, worst - error, worst + error)
             return lead(worst, y)
+
+    def _worst(self, trace: Trace, y: Tensor, slopes: bool) -> WorstLogits:
+        with exact_arithmetic():
+            steps = None if slopes and self.has_slopes else 0
+            return worst_logits(self.network, trace, y, outward=True, slope_steps=steps)
 
     def clean_logits(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Logits at x and a bound of their error, each (B, C)."""

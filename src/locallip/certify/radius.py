@@ -199,7 +199,8 @@ class _Search:
         """What lines prove, with boxes that they sharpen where that promises more; no probe needs a norm."""
         gain = torch.minimum(proved * (1 + _WORTH), most)
         index = index[(gain > proved)[index]]
-        self._margins(self.prover, "none", index, gain[index], "lines")
+        for some in index.split(self.batch_size) if len(index) else ():
+            self.bendable[some] = self.prover.bendable(self.x[some], self.y[some], domain=self.domain)
         index = index[self.bendable[index]]
         if not len(index):
             return proved
@@ -269,8 +270,6 @@ class _Search:
             # Slopes would make every probe of a search without norms, which has many, as dear as the others.
             slopes = local != "none"
             found = prover.margin(x, y, radius, local=local, domain=self.domain, slopes=slopes, relax=relax)
-            if relax == "lines":
-                self.bendable[some] = found.bendable
             sound = self.finite[some] & torch.isfinite(radius) & torch.isfinite(found.lipschitz)
             parts.append(torch.where(sound, found.worst, float("nan")))
         return torch.cat(parts)

@@ -21,8 +21,7 @@ VERDICTS: dict[str, tuple[Verdict, ...]] = {
     "local bound": (Verdict.CERTIFIED,),
     "slopes and local bound": (Verdict.CERTIFIED,),
     "lines": (Verdict.CERTIFIED,),
-    "lines and sharpened boxes": (Verdict.CERTIFIED,),
-    "lines, sharpened boxes and local bound": (Verdict.CERTIFIED,),
+    "lines and local bound": (Verdict.CERTIFIED,),
     "nothing": (Verdict.UNKNOWN,),
 }
 #: Which checks a method does without.
