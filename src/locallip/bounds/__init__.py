@@ -1,7 +1,7 @@
 """Propagation of ball and box, and the worst logits behind them."""
 
 from locallip.bounds.deployed import deployed_error
-from locallip.bounds.margin import MarginForm, WorstLogits, worst_logits
+from locallip.bounds.margin import MarginForm, WorstLogits, rises_by_lines, worst_logits
 from locallip.bounds.propagate import (
     BoxRadii,
     CeilingNorm,
@@ -14,9 +14,11 @@ from locallip.bounds.propagate import (
     propagate,
 )
 from locallip.bounds.region import Region, Trace
+from locallip.bounds.relaxation import LIMIT
 from locallip.bounds.support import support
 
 __all__ = [
+    "LIMIT",
     "BoxRadii",
     "CeilingNorm",
     "GlobalBound",
@@ -31,6 +33,7 @@ __all__ = [
     "global_bound",
     "norm_keys",
     "propagate",
+    "rises_by_lines",
     "support",
     "worst_logits",
 ]

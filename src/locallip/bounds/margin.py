@@ -25,15 +25,10 @@ AT_ONCE = 2**28
 
 
 class WorstLogits(NamedTuple):
-    """clean = F(x) and worst with worst_i - worst_y >= max over the ball of F_i - F_y; both (B, C).
-
-    line_share (B,) tells how far lines let the other classes rise in the mean, as a share of what norms let them; None
-    without lines.
-    """
+    """clean = F(x) and worst with worst_i - worst_y >= max over the ball of F_i - F_y; both (B, C)."""
 
     clean: Tensor
     worst: Tensor
-    line_share: Tensor | None = None
 
 
 def worst_logits(
@@ -69,32 +64,33 @@ def worst_logits(
     rise = up(rise, 8 + len(network.stages[-1].terms)) + up(trace.logits_error) + gamma(8, clean.dtype) * clean.abs()
     lowest = clean - up(trace.logits_error) - gamma(8, clean.dtype) * clean.abs()
     worst = torch.where(label, lowest, clean + up(rise))
-    share = None
     if trace.relaxation is not None and form == "box_ball":
-        worst, share = _by_lines(network, trace, y, worst)
+        worst = _by_lines(network, trace, y, worst)
     slope_steps = SLOPE_STEPS if slope_steps is None else slope_steps
     if slope_steps and form == "box_ball":
         worst = _pulled(network, trace, y, worst, slope_steps, depth)
-    return WorstLogits(clean, worst, share)
+    return WorstLogits(clean, worst)
 
 
-def _by_lines(network: Network, trace: Trace, y: Tensor, worst: Tensor) -> tuple[Tensor, Tensor]:
-    """`worst` with the smaller of both bounds, the other by lines to the input, and their mean share of the first, (B,)."""
+def rises_by_lines(network: Network, trace: Trace, y: Tensor, classes: Tensor) -> Tensor:
+    """How far F_i - F_y can rise above what it was computed as, for classes i (B, n), by lines to the input; (B, n)."""
     assert trace.relaxation is not None
     assert trace.logits_error is not None
     assert trace.logits_box is not None
+    weights = torch.eye(trace.logits.shape[1], dtype=trace.logits.dtype, device=y.device)
+    g = weights[classes] - weights[y][:, None]
+    return trace.relaxation.rises(network.stages[-1], trace.logits, trace.logits_error, trace.logits_box, g)
+
+
+def _by_lines(network: Network, trace: Trace, y: Tensor, worst: Tensor) -> Tensor:
+    """`worst` with the smaller of both bounds, the other by lines."""
     here, classes = trace.logits, worst.shape[1]
-    weights = torch.eye(classes, dtype=here.dtype, device=here.device)
-    rise = trace.relaxation.rises(
-        network.stages[-1], here, trace.logits_error, trace.logits_box, weights[None] - weights[y][:, None]
-    )
+    rise = rises_by_lines(network, trace, y, torch.arange(classes, device=y.device).expand(len(y), -1))
     # F_i - F_y <= here_i - here_y + rise, with the errors of `here` in it: worst_i may be worst_y - here_y + here_i + rise.
     lowest, own = worst.gather(1, y[:, None]), here.gather(1, y[:, None])
     value = here + up(rise) + (lowest - own) + gamma(16, here.dtype) * (here.abs() + own.abs() + lowest.abs() + rise)
     others = torch.ones_like(worst, dtype=torch.bool).scatter(1, y[:, None], False)
-    by_norms = (worst - here) - (lowest - own)
-    share = torch.where(others, rise / by_norms, 0.0).sum(1) / max(1, classes - 1)
-    return torch.where(others & (value < worst), value, worst), share
+    return torch.where(others & (value < worst), value, worst)
 
 
 def _pulled(network: Network, trace: Trace, y: Tensor, worst: Tensor, steps: int, depth: int | None) -> Tensor:

@@ -21,7 +21,7 @@ from torch import Tensor
 from locallip.activations import Box, Varying
 from locallip.bounds.bends import Before
 from locallip.bounds.region import Region, Trace
-from locallip.bounds.relaxation import Relaxation
+from locallip.bounds.relaxation import LIMIT, Relaxation
 from locallip.network import Network, Stage
 from locallip.norms import Guarantee, NormKey, NormRule
 from locallip.ops import LinearOp, Masked, total
@@ -123,6 +123,7 @@ def propagate(
     input_domain: tuple[float, float] | None = None,
     outward: bool = False,
     relax: Relax | None = None,
+    limit: float = LIMIT,
 ) -> Trace:
     """Bounds for every x' with ||x' - x|| <= eps, for x (B, *input_shape) and eps (B,).
 
@@ -131,7 +132,7 @@ def propagate(
     there on. `ceiling` caps every norm by the unmasked one (theo:local_lip) and is needed for "global".
     `intervals=False` takes the box around the ball alone, without the interval image: a valid box at a third of the cost.
     eps of shape (1,) serves all samples, and saves a batch of equal radii. `relax`, which needs `outward`, adds the lines of
-    linear relaxation; "boxes" also sharpens with them the boxes of units that may bend.
+    linear relaxation; "boxes" also sharpens with them the boxes of units that may bend, up to `limit` numbers.
     """
     if x.shape[1:] != network.input_shape:  # layers over images take other sizes too, but have other norms there
         here, there = tuple(x.shape[1:]), tuple(network.input_shape)
@@ -152,7 +153,7 @@ def propagate(
     befores: list[Before] = []
     norms: dict[NormKey, Tensor] = {}
     balls = _Balls(eps, box_radii, ceiling, outward, intervals)
-    relaxation = Relaxation(regions[0]) if relax else None
+    relaxation = Relaxation(regions[0], limit) if relax else None
     for index, stage in enumerate(network.stages):
         keys = norm_keys(stage, index)
         center, error, box = _pre_activation(stage, regions, balls)

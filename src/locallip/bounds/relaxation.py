@@ -29,7 +29,7 @@ from locallip.rounding import FLOOR, floored, gamma, up
 #: Numbers in one tensor on the way back; rows are taken in parts of that size.
 TOGETHER = {"cpu": 2**22, "cuda": 2**27}
 #: Numbers per sample that sharpening the boxes of one stage may take: some tenths of a second on a CPU.
-LIMIT = 2**24
+LIMIT = 2.0**22
 #: Windows are kept where they are less than this share of the maps.
 SMALL = 0.4
 
@@ -71,7 +71,7 @@ class Relaxation:
     The boxes of a stage are sharpened for the samples where that takes no more than `limit` numbers.
     """
 
-    def __init__(self, first: Region, limit: float = LIMIT):
+    def __init__(self, first: Region, limit: float):
         self.limit = limit
         self.regions, self.widths = [first], [width_of(first)]
         self.passed: list[_Step | None] = [None]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from locallip.arithmetic import alone, check_small_numbers, exact_arithmetic
 from locallip.attacks import margins
 from locallip.bounds import (
+    LIMIT,
     CeilingNorm,
     PartlyLocal,
     Relax,
@@ -24,6 +26,7 @@ from locallip.bounds import (
     global_bound,
     norm_keys,
     propagate,
+    rises_by_lines,
     worst_logits,
 )
 from locallip.certify.inputs import as_deployed, as_method, check_model, check_numbers, check_scale, check_shape
@@ -38,8 +41,8 @@ LocalLayers = Literal["none", "dense", "all", "closely"]
 #: slopes pull the worst logits back through the network (bounds/pullback.py).
 Method = Literal["auto", "local", "lines"]
 #: Boxes are sharpened by lines where these, with boxes as they are, let classes rise by less than this share of what norms
-#: do. Networks that were trained with the local bound come to 0.7 and more, others to 0.6 and less.
-PROMISING = 0.65
+#: do. Few inputs of networks that were trained with the local bound come below, and most of others do.
+PROMISING = 0.5
 #: Steps of the guess where a proof may succeed: few, as it may err towards trying.
 GUESS_STEPS = 40
 #: The norms over all inputs are taken once and stand in every certificate, so they are taken more closely than those of one
@@ -165,7 +168,15 @@ class Prover:
     ) -> Trace:
         with exact_arithmetic():
             return propagate(
-                self.network, x, eps, rule, ceiling=self.ceiling, input_domain=domain, outward=True, relax=relax
+                self.network,
+                x,
+                eps,
+                rule,
+                ceiling=self.ceiling,
+                input_domain=domain,
+                outward=True,
+                relax=relax,
+                limit=LIMIT if self.has_norms else float("inf"),
             )
 
     def margin(
@@ -191,12 +202,14 @@ class Prover:
         """
         if not self.has_lines or not self.has_norms:
             return torch.full((len(x),), self.has_lines, dtype=torch.bool, device=x.device)
-        ahead = lead(self.clean_logits(x)[0], y)
+        logits = self.clean_logits(x)[0]
+        ahead, rival = lead(logits, y), logits.scatter(1, y[:, None], -float("inf")).argmax(1, keepdim=True)
         eps = (ahead / self.ceiling.total).nan_to_num(0.0, 0.0, 0.0).clamp(min=0)
         trace = self.trace(x, eps, local="none", domain=domain, relax="lines")
-        share = self._worst(trace, y, slopes=False).line_share
-        assert share is not None
-        return (share < PROMISING) & (eps > 0)
+        with exact_arithmetic():
+            by_lines = rises_by_lines(self.network, trace, y, rival)
+            by_norms = lead(trace.logits, y) - lead(worst_logits(self.network, replace(trace, relaxation=None), y).worst, y)
+        return (by_lines[:, 0] < PROMISING * by_norms) & (eps > 0)
 
     def may_prove(self, x: Tensor, y: Tensor, eps: Tensor, *, domain: tuple[float, float] | None = None) -> Tensor:
         """Where norms from below, which are never above proved ones, leave the margin a chance; (B,) bool."""
