@@ -361,7 +361,6 @@ def test_curves_stay_between_their_lines_to_the_last_bit() -> None:
 # Finds ------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.xfail(strict=True, reason="Clip without max is taken for ReLU, and ONNX gives max a default")
 @pytest.mark.parametrize(("kind", "opset"), [(np.float64, 10), (np.float16, 13)])
 def test_a_clip_without_an_upper_end_has_the_default_one(kind: type, opset: int, tmp_path: Path) -> None:
     """Up to opset 10 `max` is 3.4e38 in every type, and since then the largest number of the type, 65504 in float16.
@@ -425,7 +424,6 @@ def pointwise(bias: float) -> nn.Conv2d:
     return layer
 
 
-@pytest.mark.xfail(strict=True, reason="an operator of one's own inherits adjoint_patch, which windows = None does not stop")
 def test_an_operator_that_derives_from_ours_keeps_no_way_back_of_theirs() -> None:
     """2 max(max(x_1, 0) - 1, 0), read at the other end of the row, against 1/4: lost at a distance of 1/8.
 
@@ -486,7 +484,6 @@ class Between(nn.Module):
         return self.two(self.act(self.one(x))) + self.skip(x)
 
 
-@pytest.mark.xfail(strict=True, reason="an Increasing without curves is taken for a line beside 0, with its largest slope")
 def test_an_increasing_activation_of_ones_own_is_not_taken_for_a_line() -> None:
     """At x = 2 class 1 leads, at 1.1 class 0 does: atan(1.1) - 0.55 is 0.28. Method "auto" certifies a ball of 1.
 
@@ -498,9 +495,6 @@ def test_an_increasing_activation_of_ones_own_is_not_taken_for_a_line() -> None:
     assert not found.certified.any()
 
 
-@pytest.mark.xfail(
-    strict=True, raises=ValueError, reason="a batch of which lines have nothing to look at is still looked at"
-)
 @pytest.mark.parametrize("count", [0, 2])
 def test_inputs_that_are_all_wrong_have_the_radius_0(count: int) -> None:
     """No wrong certificate, but no answer either: torch.cat of nothing, with "auto" and "lines"; "local" says 0."""

@@ -84,14 +84,14 @@ def test_weighed_outputs_stay_below_their_lines(case: ActivationCase) -> None:
 
 
 @activations
-@given(data=st.data())
-def test_lines_hold_on_any_box(case: ActivationCase, data: st.DataObject) -> None:
-    numbers = st.floats(-40, 40, width=32)
-    size = int(torch.Size(case.shape).numel())
-    ends = [torch.tensor(data.draw(st.lists(numbers, min_size=size, max_size=size)), dtype=torch.float64) for _ in range(2)]
-    low, high = (end.reshape(1, *case.shape) for end in (torch.minimum(*ends), torch.maximum(*ends)))
-    share = torch.tensor(data.draw(st.lists(st.floats(0, 1), min_size=size, max_size=size)), dtype=torch.float64)
-    assert worst_excess(case, Box(low, high), share.reshape(1, *case.shape)) <= ROUNDING
+@given(seed=st.integers(0, 2**32), scale=st.sampled_from([1e-9, 1e-3, 0.3, 2.0, 40.0]), coarse=st.booleans())
+def test_lines_hold_on_any_box(case: ActivationCase, seed: int, scale: float, coarse: bool) -> None:
+    """`coarse` ends are often kinks, or those of another unit."""
+    generator = torch.Generator().manual_seed(seed)
+    ends = scale * torch.randn(2, 1, *case.shape, generator=generator, dtype=torch.float64)
+    ends = (4 * ends).round() / 4 if coarse else ends
+    share = torch.rand(1, *case.shape, generator=generator, dtype=torch.float64)
+    assert worst_excess(case, Box(ends.amin(0), ends.amax(0)), share.round() if coarse else share) <= ROUNDING
 
 
 def moved(side: str, slope: float = 0.0, cap: float = 1.0) -> Callable[[Lines], Lines]:

@@ -22,11 +22,15 @@ class Curve(NamedTuple):
 
 
 class Increasing(Unitwise):
-    """A non-decreasing activation with a known largest slope on every interval; linear outside its `curves`."""
+    """A non-decreasing activation with a known largest slope on every interval.
+
+    A class that names its `curves` has lines and slopes too: it is linear outside of them. It must define all of its
+    functions itself; those of a class that it derives from are not taken for its own.
+    """
 
     #: Where the slope jumps or the curvature changes its sign.
     kinks: tuple[float, ...] = (0.0,)
-    curves: tuple[Curve, ...] = ()
+    curves: tuple[Curve, ...] | None = None
 
     @abstractmethod
     def slope(self, box: Box) -> Tensor:
@@ -54,6 +58,8 @@ class Increasing(Unitwise):
 
 class LeakyReLU(Increasing):
     """z for z > 0, negative_slope * z below."""
+
+    curves = ()
 
     def __init__(self, negative_slope: float):
         if negative_slope < 0:

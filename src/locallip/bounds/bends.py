@@ -160,7 +160,7 @@ class Curved(Bend):
             loss = gamma(32, alpha.dtype) * (self.activation(ends).abs().amax(0) + (self.high + alpha) * ends.abs().amax(0))
             least, most = least - loss, most + loss
             loss = loss + gamma(2048, alpha.dtype) * (self.high + alpha) * (self.upper - self.lower)
-        for curve in self.activation.curves:
+        for curve in self.activation.curves or ():
             start, end = (torch.clamp(self.lower.new_full((), v), self.lower, self.upper) for v in (curve.start, curve.end))
             t = torch.clamp(self.activation.with_slope(alpha.detach(), curve), start, end)
             here = self.activation(t) - origin - alpha * (t - self.center)
@@ -193,13 +193,14 @@ class Curved(Bend):
 
 def bends(activation: Activation, before: Before) -> list[Bend] | None:
     """The unit-wise functions of an activation, the last first; None where it is of another kind."""
-    if isinstance(activation, Clip):
+    # A class that derives from one of these may be another function.
+    if type(activation) is Clip:
         return [
             clipped(before, before.center, before.box, before.varying.inputs, *activation.thresholds(before.center.dtype))
         ]
     if isinstance(activation, Increasing):
-        return [_curved(before, activation)]
-    if not isinstance(activation, SortPairs):
+        return [_curved(before, activation)] if vars(type(activation)).get("curves") is not None else None
+    if type(activation) is not SortPairs:
         return None
     upper, lower = activation.thresholds(before.center.dtype)
     varying = before.varying.inputs.chunk(2, dim=1)[0].flatten(1)

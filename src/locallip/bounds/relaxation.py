@@ -162,7 +162,8 @@ class Relaxation:
         patch: Patch | None = Patch.of_units(torch.zeros(1, dtype=torch.long), ops[0].out_shape, torch.zeros(1))
         sizes, wholes = [], []
         for op in ops:
-            patch = op.adjoint_patch(patch) if patch is not None else None
+            # An operator of a user's that derives from ours inherits this as well, and says by its windows that it must not.
+            patch = op.adjoint_patch(patch) if patch is not None and op.windows is not None else None
             if patch is None:
                 return None
             sizes.append(patch.values.numel())

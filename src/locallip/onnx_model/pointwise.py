@@ -87,8 +87,9 @@ def _elu(node: Node, inputs: list[Value | None], steps: Steps) -> Value:
 
 @operator("Clip", inputs=(1, 3), attributes="min max")
 def _clip(node: Node, inputs: list[Value | None], steps: Steps) -> Value:
-    """Values between two ends; without an upper one, and 0 as the lower, ReLU."""
-    ends = [-math.inf, math.inf]
+    """Values between two ends; one that is not given is the largest number of the type, or of float32 before opset 11."""
+    largest = float(np.finfo(np.float32 if node.opset < 11 else steps.kind).max)
+    ends = [-largest, largest]
     for place, name in enumerate(("min", "max")):
         if node.opset < 11:
             ends[place] = node.number(name, ends[place])
@@ -100,8 +101,6 @@ def _clip(node: Node, inputs: list[Value | None], steps: Steps) -> Value:
     if node.opset >= 11 and node.attributes:
         raise node.wrong("min and max are inputs since opset 11, not attributes")
     low, high = ends
-    if (low, high) == (0.0, math.inf):
-        return _unitwise(node, inputs, nn.ReLU(), steps)
     if not -math.inf < low < high < math.inf:
         raise node.wrong(f"clipping to [{low:g}, {high:g}] has no rule; give two finite numbers, the lower one first")
     return _unitwise(node, inputs, nn.Hardtanh(low, high), steps)
