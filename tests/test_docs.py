@@ -31,7 +31,7 @@ from tests.contracts import test_activations, test_ops
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 RUNNABLE = ["README.md", *(f"docs/{name}.md" for name in ("index", "guide", "math", "training", "adding_a_layer"))]
-GENERATED = ["README.md", "docs/auditing.md", "docs/reproducing.md", "docs/scale.md", "docs/tightness.md"]
+GENERATED = ["README.md", "docs/auditing.md", "docs/bounds.md", "docs/reproducing.md", "docs/scale.md", "docs/tightness.md"]
 
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 #: A part that is filled from results/.

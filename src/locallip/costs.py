@@ -12,9 +12,7 @@ import torch
 from torch import nn
 
 from locallip.models import build_model, num_parameters
-from locallip.tables import duration, markdown
-
-NOTHING = "Nothing has been measured yet."
+from locallip.tables import NOTHING, duration, markdown
 
 #: Bytes a second between the GPUs of one machine and between machines, as assumed: NVLink, and a card of 200 Gbit/s.
 NEAR, FAR = 300e9, 25e9

@@ -29,6 +29,9 @@ _PAPER = ("Paper: clean", "Paper: PGD", "Paper: certified (estimate)")
 _OURS = ("Run", "Clean", "PGD-100", "Estimate", "Certified (high probability)", "Training time", "Epochs", "Hardware")
 _IN_PAPER, _IN_OURS = "Paper: clean / PGD / certified (estimate)", "Ours: clean / PGD-100 / estimate by power iteration"
 
+#: Where there is no file to show.
+NOTHING = "Nothing has been measured yet."
+
 
 def table(results: Path) -> str:
     """The paper's tables beside ours in Markdown, from the result files in `results` (or its folder `runs`)."""
@@ -132,7 +135,7 @@ def tightness_tables(results: Path) -> str:
                 parts += [title, markdown(_TIGHTNESS, [_tightness_cells(row) for row in network["rows"]])]
         except (ValueError, TypeError, KeyError) as error:
             raise WrongResult(f"{path} is not a result of benchmarks/tightness.py: {error!r}") from None
-    return "\n\n".join(parts) or "Nothing has been measured yet."
+    return "\n\n".join(parts) or NOTHING
 
 
 _TIGHTNESS = ("Bound", "Certified, %", "Mean margin", "Mean local bound", "Seconds")
@@ -141,6 +144,22 @@ _TIGHTNESS = ("Bound", "Certified, %", "Mean margin", "Mean local bound", "Secon
 def _tightness_cells(row: Mapping[str, Any]) -> list[str]:
     figures = (f"{row['certified']:.1f}", f"{row['margin']:.3f}", f"{row['lipschitz']:.2f}", f"{row['seconds']:.1f}")
     return [str(row["row"]), *figures]
+
+
+def bounds_tables(results: Path) -> str:
+    """Radii by one bound after the other, from the files bounds-*.json that benchmarks/bounds.py wrote to `results`."""
+    parts = []
+    for path in sorted(results.glob("bounds-*.json")):
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+            for name in dict.fromkeys(row["network"] for row in values["rows"]):
+                rows = [row for row in values["rows"] if row["network"] == name]
+                title = f"**{name}**, {rows[0]['images']} images, {values['threads']} threads, {values['about']['hardware']}"
+                cells = [[row["bound"], row["by"], f"{row['median']:.3g}", f"{row['seconds']:.1f}"] for row in rows]
+                parts += [title, markdown(("Bound", "By", "Median radius", "Seconds"), cells)]
+        except (ValueError, TypeError, KeyError) as error:
+            raise WrongResult(f"{path} is not a result of benchmarks/bounds.py: {error!r}") from None
+    return "\n\n".join(parts) or NOTHING
 
 
 def later_table(results: Path) -> str:
