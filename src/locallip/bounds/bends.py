@@ -230,8 +230,9 @@ def clipped(before: Before, center: Tensor, box: Box, varying: Tensor, low: Tens
     )
     c, lower, upper = center.flatten(1), box.lower.flatten(1), box.upper.flatten(1)
     lower, upper = torch.minimum(lower, c), torch.maximum(upper, c)
-    runs, rises = _seen(lambda y: torch.minimum(torch.maximum(y, bottom), top), c, lower, upper, [bottom, top])
     infinite = float("inf")
+    kinks = [kink for kink, given in ((bottom, low), (top, high)) if isinstance(given, Tensor) or abs(given) < infinite]
+    runs, rises = _seen(lambda y: torch.minimum(torch.maximum(y, bottom), top), c, lower, upper, kinks)
     constant = ((upper <= bottom) & (upper > -infinite)) | ((lower >= top) & (lower < infinite))
     linear = (lower >= bottom) & (upper <= top)
     radius = _radius(before, torch.maximum(upper - c, c - lower), ~varying.flatten(1) & ~constant)
