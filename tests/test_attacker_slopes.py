@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import locallip as ll
 from locallip.bounds import Trace, pullback, worst_logits
-from locallip.bounds.pullback import Pullback, _Pass
+from locallip.bounds.pullback import Pullback, Way
 from locallip.certify.prover import Prover
 from locallip.network import Network, UnsupportedLayer
 from locallip.norms import CholeskyNorm, LanczosNorm, NormKey, cholesky
@@ -62,8 +62,8 @@ def test_many_branches_that_cancel_on_the_way_back() -> None:
     prover = Prover(model, (1,), "deterministic")
     trace = prover.trace(tensor([[0.0]]), tensor([0.5]), local="none")
     with torch.no_grad():
-        way = _Pass(Pullback(prover.network, trace), *(torch.tensor([k]) for k in (0, 0, 1)), torch.float64, outward=True)
-        rise = way.value([torch.ones_like(slope) for slope in way.first_slopes()])
+        way = Way(Pullback(prover.network, trace), *(torch.tensor([k]) for k in (0, 0, 1)), torch.float64, outward=True)
+        rise = way.value([torch.ones_like(slope) for slope in way.line_slopes()])
     assert Fraction(rise.item()) >= 400 * Fraction(small) / 2
     assert rise.item() < 1e-11  # the way back sees that 1 and -1 cancel
 
@@ -174,10 +174,10 @@ def _points(rng: random.Random, model: Wild, x: list[float], eps: float, domain:
     return found
 
 
-def _slopes(kind: str) -> Callable[[_Pass, int], list[Tensor]]:
+def _slopes(kind: str) -> Callable[[Way, int], list[Tensor]]:
     """Slopes in place of those that are searched: psi's own, the middle, or any."""
 
-    def choose(search: _Pass, steps: int) -> list[Tensor]:
+    def choose(search: Way, steps: int) -> list[Tensor]:
         bends = [bend for k in sorted(search.bends, reverse=True) for bend in search.bends[k]]
         if kind == "random":
             return [bend.low + (bend.high - bend.low) * torch.rand_like(bend.low) for bend in bends]
@@ -192,7 +192,7 @@ def _claims(network: Network, trace: Trace, y: Tensor, monkeypatch: pytest.Monke
     found = [worst_logits(network, trace, y, outward=True, **option).worst for option in options]  # type: ignore[arg-type]
     for kind in ("own", "middle", "random"):
         with monkeypatch.context() as patch:
-            patch.setattr(pullback, "_descend", _slopes(kind))
+            patch.setattr(pullback.Way, "searched", _slopes(kind))
             found.append(worst_logits(network, trace, y, outward=True, depth=99).worst)
     return [worst.detach() for worst in found]
 

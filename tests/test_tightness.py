@@ -16,7 +16,7 @@ import locallip as ll
 from locallip.activations import Box, SortPairs, Varying, clip, relu
 from locallip.bounds import Trace, global_bound, propagate, worst_logits
 from locallip.bounds.bends import Before, bends
-from locallip.bounds.pullback import Pullback, _Pass
+from locallip.bounds.pullback import Pullback, Way
 from locallip.norms import CholeskyNorm
 from tests.random_networks import BODIES, random_network
 
@@ -82,8 +82,8 @@ def test_nothing_found_in_the_ball_exceeds_the_bound_of_any_slopes(body, activat
             pullback = Pullback(network, trace, depth)
             values = [pullback(samples, classes, y[samples], steps) for steps in (1, 8)]
             if pullback.stages:
-                way = _Pass(pullback, samples, classes, y[samples], torch.float64, outward=True)
-                values.append(way.value([2 * torch.rand_like(a) - 0.5 for a in way.first_slopes()]))
+                way = Way(pullback, samples, classes, y[samples], torch.float64, outward=True)
+                values.append(way.value([2 * torch.rand_like(a) - 0.5 for a in way.line_slopes()]))
             for value in values:
                 assert bool((value >= found - 1e-12 * (1 + found.abs())).all())
 
@@ -114,8 +114,8 @@ def test_a_linear_part_is_bounded_exactly():
         trace = propagate(network, x, eps, CholeskyNorm(), outward=True)
         y = trace.logits.argmax(1)
         samples, classes = pairs(y, 3)
-        way = _Pass(Pullback(network, trace), samples, classes, y[samples], torch.float64, outward=True)
-        value = way.value([torch.ones_like(a) for a in way.first_slopes()])
+        way = Way(Pullback(network, trace), samples, classes, y[samples], torch.float64, outward=True)
+        value = way.value([torch.ones_like(a) for a in way.line_slopes()])
         rows = (model[2].weight[classes] - model[2].weight[y[samples]]) @ model[0].weight
     exact = 0.5 * rows.norm(dim=1)
     assert bool((value >= exact).all())

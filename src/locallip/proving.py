@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import asdict
 from json import dumps
+from math import inf
 from pathlib import Path
 from typing import Literal
 
@@ -42,6 +43,7 @@ def certify(
     resume: bool = False,
     radius: bool = False,
     method: Literal["auto", "local", "lines"] = "auto",
+    branch_seconds: float = 0.0,
     deployed_dtype: Literal["float32"] | None = None,
     failure_prob: float = 1e-9,
     attack_steps: int = 20,
@@ -79,6 +81,8 @@ def certify(
             takes several times as long.
         method: local is the paper's bound, lines linear relaxation (CROWN) alone; auto takes both, each where it pays, and
             also looks for slopes that pull the worst logits back through the network.
+        branch_seconds: Try branch and bound on what nothing else decides, for about so many seconds per image; in small
+            networks it decides nearly all.
         deployed_dtype: Certify what the program in float32 does as well, at every point that float32 can hold (default: the
             network in exact arithmetic alone).
         failure_prob: Under high_probability, the chance that one image's certificate, or its radius, is wrong.
@@ -94,6 +98,8 @@ def certify(
     check(limit is None or limit > 0, f"--limit must be at least 1, got {limit}")
     check(batch is None or 0 < batch <= 10**6, f"--batch must lie between 1 and 1000000, got {batch}")
     check(chunk is None or 0 < chunk <= 10**6, f"--chunk must lie between 1 and 1000000, got {chunk}")
+    check(0 <= branch_seconds < inf, f"--branch-seconds must be at least 0, got {branch_seconds}")
+    check(not branch_seconds or method != "local", "--branch-seconds: --method local leaves branch and bound out")
     check(attack_steps >= 0, f"--attack-steps must be at least 0, got {attack_steps}")
     check(power_steps >= 1, f"--power-steps must be at least 1, got {power_steps}")
     check(seed is None or 0 <= seed < 2**62, f"--seed must be between 0 and {2**62 - 1}, got {seed}")
@@ -125,6 +131,7 @@ def certify(
             resume=resume,
             radii=radius,
             method=method,
+            branch_seconds=branch_seconds,
             deployed_dtype=deployed_dtype,
             chunk=chunk,
             together=together,

@@ -32,6 +32,12 @@ def up(value: Tensor, roundings: int = 8) -> Tensor:
     return torch.where(value == 0, value, value * (1 + roundings * info.eps) + info.tiny)
 
 
+def raised(value: Tensor, roundings: int = 8) -> Tensor:
+    """As `up`, for values of either sign, where none of the roundings was of a larger number."""
+    info = torch.finfo(value.dtype)
+    return value + (roundings * info.eps * value.abs() + info.tiny)
+
+
 #: Widths and errors that are not zero are at least this in outward rounding, so that no product with weights underflows.
 FLOOR = 1e-100
 

@@ -60,8 +60,8 @@ def worst_excess(
     worst = -float("inf")
     for ball in (False, True):
         h, cost = g, torch.zeros(g.shape[:2], dtype=torch.float64)
-        for step in map(change, lines):
-            h, more = step.back(h, slice(None), ball)
+        for step in map(change, lines if ball else [replace(step, radius=None) for step in lines]):
+            h, more = step.back(h, slice(None))
             cost = cost + more
         for y in points(box, list(case.points), generator):
             gain, bound = _sum(g, activation(y).flatten(1) - start), _sum(h, (y - before.center).flatten(1)) + cost

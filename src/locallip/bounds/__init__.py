@@ -1,5 +1,6 @@
 """Propagation of ball and box, and the worst logits behind them."""
 
+from locallip.bounds.branching import branched
 from locallip.bounds.deployed import deployed_error
 from locallip.bounds.margin import MarginForm, WorstLogits, rises_by_lines, worst_logits
 from locallip.bounds.propagate import (
@@ -28,6 +29,7 @@ __all__ = [
     "Relax",
     "Trace",
     "WorstLogits",
+    "branched",
     "dense_places",
     "deployed_error",
     "global_bound",

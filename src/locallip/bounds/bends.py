@@ -22,7 +22,8 @@ import torch
 from torch import Tensor
 
 from locallip.activations import Activation, Box, Clip, Increasing, SortPairs, Varying
-from locallip.rounding import gamma, up
+from locallip.network import PassThrough
+from locallip.rounding import gamma, raised, up
 
 #: Steps that look for the slope of a line over a curve, and what each leaves of the interval: the golden section.
 GOLDEN_STEPS, GOLDEN = 24, (5**0.5 - 1) / 2
@@ -51,7 +52,8 @@ class Bend:
     over the box, with slope `slope`.
     radius bounds ||y' - c|| over the units where a slope other than psi's own can meet a weight other than zero.
     c itself is off by at most `off`, and psi(c) as it was computed by at most `value_off`.
-    `paired`: the units are the sums, then the differences, of the halves of dimension 1.
+    `paired`: the units are the sums, then the differences, of the halves of dimension 1. `cut`: the box is a part of the
+    one around c, and c may lie outside it.
     """
 
     runs: Tensor
@@ -65,6 +67,7 @@ class Bend:
     off: Tensor
     value_off: Tensor
     paired: bool = False
+    cut: bool = False
 
     @property
     def width(self) -> Tensor:
@@ -81,10 +84,34 @@ class Bend:
     def _per_sample(self) -> tuple[str, ...]:
         return ("low", "high", "middle", "slope", "radius", "off", "value_off")
 
+    def only(self, units: Tensor) -> Bend:
+        """The units (u,) by their number."""
+        names = [name for name in (*self._per_sample, "straight", "runs", "rises") if name != "radius"]
+        return replace(self, **{name: getattr(self, name)[..., units] for name in names})
+
+    def between(self, first: Tensor, last: Tensor) -> Bend:
+        """psi over the part of every unit's box between two of its points, given by their numbers (B, h).
+
+        The points are those of runs: the ends of the box and the kinks. On a part without a kink inside psi has one slope.
+        """
+        (low, floor), (high, top) = (
+            tuple(values.gather(0, which.long()[None])[0] for values in (self.runs, self.rises)) for which in (first, last)
+        )
+        below, above = self.runs < low, self.runs > high
+        runs = torch.where(below, low, torch.where(above, high, self.runs))
+        rises = torch.where(below, floor, torch.where(above, top, self.rises))
+        bent = ((runs > low) & (runs < high)).any(0) | ((first == 0) & (last == 1))
+        # Slopes of all that has kinks are whole numbers; another would be valid too.
+        slope = torch.round((top - floor) / torch.where(high > low, high - low, 1.0))
+        low, high, middle = (torch.where(bent, slopes, slope) for slopes in (self.low, self.high, self.middle))
+        return replace(self, runs=runs, rises=rises, low=low, high=high, middle=middle, cut=True)
+
     def rest(self, alpha: Tensor, outward: bool) -> tuple[Tensor, Tensor]:
-        """The ends of r for slopes alpha (B, h), or wider; 0 lies between them."""
+        """The ends of r for slopes alpha (B, h), or wider; 0 lies between them where the box holds c."""
         rest = self.rises - alpha * self.runs
-        least, most = rest.amin(0).clamp(max=0), rest.amax(0).clamp(min=0)
+        least, most = rest.amin(0), rest.amax(0)
+        if not self.cut:
+            least, most = least.clamp(max=0), most.clamp(min=0)
         if not outward:
             return least, most
         loss = gamma(16, alpha.dtype) * (self.rises.abs() + (alpha * self.runs).abs()).amax(0)
@@ -97,7 +124,7 @@ class Bend:
         zero = size == 0
         divisor = torch.where(zero, 1.0, size)
         least, most = (torch.where(zero, 0.0, end / divisor) for end in (least, most))
-        return (size, -up(-least), up(most)) if outward else (size, least, most)
+        return (size, -raised(-least), raised(most)) if outward else (size, least, most)
 
     def _size(self, alpha: Tensor, outward: bool) -> Tensor:
         """s: how far the slope from c to any y' is from alpha."""
@@ -192,8 +219,10 @@ class Curved(Bend):
 
 
 def bends(activation: Activation, before: Before) -> list[Bend] | None:
-    """The unit-wise functions of an activation, the last first; None where it is of another kind."""
+    """The unit-wise functions of an activation, the last first; none for the identity, None where it is of another kind."""
     # A class that derives from one of these may be another function.
+    if type(activation) is PassThrough:
+        return []
     if type(activation) is Clip:
         return [
             clipped(before, before.center, before.box, before.varying.inputs, *activation.thresholds(before.center.dtype))

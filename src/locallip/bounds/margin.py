@@ -96,27 +96,30 @@ def _by_lines(network: Network, trace: Trace, y: Tensor, worst: Tensor) -> Tenso
 def _pulled(network: Network, trace: Trace, y: Tensor, worst: Tensor, steps: int, depth: int | None) -> Tensor:
     """`worst`, lower where it is not below the label's and the way back through the network shows that it can be.
 
-    The last activation is cheap to pass and brings most; the way to the input is left to those that are close by then.
+    The last activation is cheap to pass and brings most; the way to the input is left to those that are close by then. Where
+    lines sharpened the boxes, the whole way is the bound that counts.
     """
     others = torch.isfinite(trace.logits).all(1, keepdim=True).expand_as(worst).scatter(1, y[:, None], False)
-    for way in (1, None) if depth is None and len(trace.before) > 1 else (depth,):
+    both = depth is None and trace.relaxation is None and len(trace.before) > 1
+    for way in (1, None) if both else (depth,):
         excess = worst - worst.gather(1, y[:, None])
         needed = others & ~(excess < 0)
-        if way is None:
+        if way is None and both:
             needed = needed & (excess <= CLOSE * (worst - trace.logits))
         samples, classes = needed.nonzero(as_tuple=True)
         if len(samples):
-            worst = _lowered(Pullback(network, trace, way), trace, y, worst, samples, classes, steps)
+            rise = Pullback(network, trace, way)(samples, classes, y[samples], steps)
+            worst = lowered(trace, worst, samples, classes, rise)
     return worst
 
 
-def _lowered(
-    pullback: Pullback, trace: Trace, y: Tensor, worst: Tensor, samples: Tensor, classes: Tensor, steps: int
-) -> Tensor:
-    """`worst` with the smaller of both bounds for these pairs of sample and class; a NaN changes nothing."""
+def lowered(trace: Trace, worst: Tensor, samples: Tensor, classes: Tensor, rise: Tensor) -> Tensor:
+    """`worst` with the smaller of both bounds for pairs of sample and class (n,); `rise` (n,) is max (w_i - w_y) . (z' - c).
+
+    A NaN changes nothing.
+    """
     assert trace.logits_error is not None
     here, error = trace.logits[samples, classes], trace.logits_error[samples, classes]
-    rise = pullback(samples, classes, y[samples], steps)
     value = here + up(up(rise) + up(error) + gamma(8, here.dtype) * here.abs())
     old = worst[samples, classes]
     return worst.index_put((samples, classes), torch.where(value < old, value, old))

@@ -8,7 +8,7 @@ a bound, so it is sought by descent in float32; what counts is one evaluation in
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,10 +21,10 @@ from locallip.bounds.region import Region, Trace, width_of
 from locallip.bounds.support import scaled_box, support
 from locallip.network import Network
 from locallip.ops import Compose, LinearOp, Sum
-from locallip.rounding import floored, gamma, up
+from locallip.rounding import floored, gamma, raised, up
 
-#: First slopes as a share of the middle ones, and the length of steps, which shrinks to a tenth.
-START, RATE = 0.5, 0.08
+#: The length of steps, which shrinks to a tenth.
+RATE = 0.08
 #: Steps of the multiplier inside the search, and where it counts.
 ROUGH, FINE = 3, 12
 #: Numbers in one tensor of the search; what is looked at together is limited by it.
@@ -87,19 +87,19 @@ class Pullback:
 
     def _bound(self, samples: Tensor, classes: Tensor, labels: Tensor, steps: int) -> Tensor:
         wide = self.widths[0].dtype
-        search = _Pass(self, samples, classes, labels, torch.float32, outward=False)
-        slopes = _descend(search, steps)
+        search = Way(self, samples, classes, labels, torch.float32, outward=False)
+        slopes = search.searched(steps)
         del search
-        return _Pass(self, samples, classes, labels, wide, outward=True).value([alpha.to(wide) for alpha in slopes])
+        return Way(self, samples, classes, labels, wide, outward=True).value([alpha.to(wide) for alpha in slopes])
 
 
-class _Pass:
+class Way:
     """The way back for some pairs of sample and class, in one dtype."""
 
     def __init__(self, of: Pullback, samples: Tensor, classes: Tensor, labels: Tensor, dtype: torch.dtype, outward: bool):
         self.of, self.samples, self.dtype, self.outward = of, samples, dtype, outward
         self.steps = FINE if outward else ROUGH
-        self.bends = {k: [bend.at(samples, dtype) for bend in stage.bends] for k, stage in of.stages.items()}
+        self.bends = self._seen()
         self.start, self.lost = {}, torch.zeros(len(samples), dtype=dtype, device=samples.device)
         for source, op in of.last.terms.items():
             count = op.out_shape.numel()
@@ -113,16 +113,15 @@ class _Pass:
         ends = [k for k in range(len(of.regions)) if k not in of.stages]
         self.ends = {k: self._end(of.regions[k]) for k in ends}
 
+    def _seen(self) -> dict[int, list[Bend]]:
+        """The bends of every stage, by its region."""
+        return {k: [bend.at(self.samples, self.dtype) for bend in stage.bends] for k, stage in self.of.stages.items()}
+
     def _end(self, region: Region) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         lower, upper = (v[self.samples].to(self.dtype) for v in scaled_box(region, True))
         radius = region.radius.expand(len(region.center))[self.samples].to(self.dtype)
         outputs = None if region.outputs is None else region.outputs.flatten(1)[self.samples].to(self.dtype)
         return lower[:, None], upper[:, None], radius[:, None], outputs
-
-    def first_slopes(self) -> list[Tensor]:
-        """Between 0 and the middle of what psi shows, one tensor per bend in the order of `value`."""
-        found = [bend for k in sorted(self.bends, reverse=True) for bend in self.bends[k]]
-        return [torch.where(b.low == b.high, b.low, START * b.middle) for b in found]
 
     def line_slopes(self) -> list[Tensor]:
         """Those of the lines of linear relaxation, chosen on the way by the sign of what meets them."""
@@ -130,62 +129,80 @@ class _Pass:
         self.value(chosen, choose=True)
         return chosen
 
+    def searched(self, steps: int) -> list[Tensor]:
+        """Slopes for which the bound is small, one tensor (n, h) per bend."""
+        return descend(self.value, self.kept, self.line_slopes(), steps)[0]
+
+    @property
+    def in_turn(self) -> list[Bend]:
+        """The bends in the order in which the way meets them, that of all lists of slopes."""
+        return [bend for k in sorted(self.bends, reverse=True) for bend in self.bends[k]]
+
     def kept(self, slopes: Sequence[Tensor]) -> list[Tensor]:
         """The slopes moved to where psi's own can lie."""
-        found = [bend for k in sorted(self.bends, reverse=True) for bend in self.bends[k]]
-        return [torch.minimum(torch.maximum(a, b.low), b.high) for a, b in zip(slopes, found, strict=True)]
+        return [torch.minimum(torch.maximum(a, b.low), b.high) for a, b in zip(slopes, self.in_turn, strict=True)]
 
     def value(self, slopes: list[Tensor], choose: bool = False) -> Tensor:
         """The bound for these slopes, (n,); with `choose` they are chosen on the way and added to an empty list."""
-        pending, left = dict(self.start), list(self.kept(slopes) if self.outward else slopes)
-        total = self.lost
+        pending, left = dict(self.start), list(self.kept(slopes) if self.outward and not choose else slopes)
+        total, place = self.lost, 0
         for k in range(len(self.of.regions) - 1, -1, -1):
             if k not in pending:
                 continue
             g = pending.pop(k)
             if self.outward:  # g itself was rounded
-                total = total + _sum((gamma(8, self.dtype) * g.abs() + DUST) * self.of.widths[k].flatten(1)[self.samples])
+                total = total + summed_up(
+                    (gamma(8, self.dtype) * g.abs() + DUST) * self.of.widths[k].flatten(1)[self.samples]
+                )
             if k in self.ends:
                 total = total + self._over(g, k)
                 continue
             for bend in self.bends[k]:
+                g = _turned(g, bend)
                 if choose:
                     below, above = bend.lines()
-                    left.append(torch.where(_turned(g, bend) > 0, above, below))
+                    left.append(torch.where(self._meeting(g, place) > 0, above, below))
                     slopes.append(left[-1])
-                g, cost = self._bend(g, bend, left.pop(0))
-                total = total + cost
+                g, cost = self._bend(g, bend, left.pop(0), place)
+                g, total, place = _turned_back(g, bend), total + cost, place + 1
             stage = self.of.stages[k]
             if self.outward:
                 total = total + self._rounding(g, stage)
             for source, op in stage.terms.items():
                 back = _Adjoint.apply(g, op)
                 pending[source] = pending[source] + back if source in pending else back
-        return up(total, 64 + 8 * len(self.of.regions)) if self.outward else total
+        return raised(total, self.roundings) if self.outward else total
 
-    def _bend(self, g: Tensor, bend: Bend, alpha: Tensor) -> tuple[Tensor, Tensor]:
-        """alpha g, and the bound of g . r."""
-        g = _turned(g, bend)
+    @property
+    def roundings(self) -> int:
+        """Those of a sum of all costs."""
+        return 64 + 8 * len(self.of.regions)
+
+    def _meeting(self, g: Tensor, place: int) -> Tensor:
+        """The weights of those units that have slopes at a place of `in_turn`."""
+        return g
+
+    def _bend(self, g: Tensor, bend: Bend, alpha: Tensor, place: int) -> tuple[Tensor, Tensor]:
+        """alpha g, and the bound of g . r, for weights g of the units of the bend at a place of `in_turn`."""
         size, least, most = bend.remainder(alpha, self.outward)
         slack = gamma(g.shape[1] + 16, self.dtype) if self.outward else 0.0
         cost = support((g * size)[:, None], least[:, None], most[:, None], bend.radius[:, None], self.steps, slack)[:, 0]
-        h = g * alpha
         if self.outward:
-            # The rounding of g and of alpha g, and of the point c that runs and rises start from.
-            reach = (1 + alpha.abs()) * (gamma(8, self.dtype) * bend.width + bend.off)
-            cost = cost + _sum((g.abs() + DUST) * (reach + bend.value_off)) + DUST * _sum(bend.width + most - least)
-        if bend.paired:
-            first, second = h.chunk(2, dim=1)
-            h = torch.cat([first + second, first - second], dim=1)
-        return h, cost
+            cost = cost + self._lost(g, bend, alpha) + DUST * summed_up(most - least)
+        return g * alpha, cost
+
+    def _lost(self, g: Tensor, bend: Bend, alpha: Tensor) -> Tensor:
+        """What the rounding of g and of alpha g costs, and that of the point c that runs and rises start from."""
+        reach = (1 + alpha.abs()) * (gamma(8, self.dtype) * bend.width + bend.off)
+        return summed_up((g.abs() + DUST) * (reach + bend.value_off)) + DUST * summed_up(bend.width)
 
     def _rounding(self, g: Tensor, stage: _Stage) -> Tensor:
         """What g . (y' - c) = sum (W^T g) . (z' - z) + g . (W z + b - c) loses: c's own error, and the rounding of W^T g."""
-        cost = _sum(g.abs() * stage.error.flatten(1)[self.samples])
-        cost = cost + _sum((gamma(8, self.dtype) * g.abs() + DUST) * stage.width.flatten(1)[self.samples])
+        cost = summed_up(g.abs() * stage.error.flatten(1)[self.samples])
+        cost = cost + summed_up((gamma(8, self.dtype) * g.abs() + DUST) * stage.width.flatten(1)[self.samples])
         for source, op in stage.terms.items():
             spread = stage.spread[source].flatten(1)[self.samples]
-            cost = cost + _sum((gamma(op.roundings + 8 + len(self.of.regions), self.dtype) * g.abs()) * spread)
+            cost = cost + summed_up((gamma(op.roundings + 8 + len(self.of.regions), self.dtype) * g.abs()) * spread)
             cost = cost + DUST * stage.met[source][self.samples]
         return cost
 
@@ -199,8 +216,8 @@ class _Pass:
             return value
         region = self.of.regions[k]
         assert region.error is not None
-        value = value + _sum(g.abs() * region.error.flatten(1)[self.samples])
-        return value + DUST * _sum((upper - lower)[:, 0])
+        value = value + summed_up(g.abs() * region.error.flatten(1)[self.samples])
+        return value + DUST * summed_up((upper - lower)[:, 0])
 
 
 def _turned(g: Tensor, bend: Bend) -> Tensor:
@@ -209,6 +226,14 @@ def _turned(g: Tensor, bend: Bend) -> Tensor:
         return g
     first, second = g.chunk(2, dim=1)
     return torch.cat([first + second, first - second], dim=1) / 2
+
+
+def _turned_back(h: Tensor, bend: Bend) -> Tensor:
+    """Weights of the two values that sums and differences are made of."""
+    if not bend.paired:
+        return h
+    first, second = h.chunk(2, dim=1)
+    return torch.cat([first + second, first - second], dim=1)
 
 
 class _Adjoint(torch.autograd.Function):
@@ -224,29 +249,40 @@ class _Adjoint(torch.autograd.Function):
         return ctx.op.apply(grad.reshape(len(grad), *ctx.op.in_shape)).flatten(1), None
 
 
-def _descend(search: _Pass, steps: int) -> list[Tensor]:
-    """Slopes for which the bound is small: Adam, every pair by itself, and of each pair the best that was seen."""
-    slopes = search.line_slopes()
+def descend(
+    value: Callable[[list[Tensor]], Tensor],
+    kept: Callable[[Sequence[Tensor]], list[Tensor]],
+    slopes: list[Tensor],
+    steps: int,
+    rates: Sequence[Tensor | float] = (),
+) -> tuple[list[Tensor], Tensor]:
+    """Numbers (n, h) for which the bounds `value` (n,) are small, and these: Adam from `slopes` on, every row by itself.
+
+    Of each row the best that was seen counts; `kept` moves numbers to where they may lie. `rates` are the lengths of the
+    first steps, RATE for all where none are given.
+    """
+    rates = rates or [RATE] * len(slopes)
     means, squares = [torch.zeros_like(a) for a in slopes], [torch.zeros_like(a) for a in slopes]
-    best, least = [a.clone() for a in slopes], torch.full_like(search.lost, float("inf"))
+    best, least = [a.clone() for a in slopes], slopes[0].new_full(slopes[0].shape[:1], float("inf"))
     for i in range(steps + 1):
         with torch.enable_grad():
             leaves = [alpha.detach().requires_grad_() for alpha in slopes]
-            value = search.value(leaves)
-            grads = torch.autograd.grad(value.sum(), leaves) if i < steps else ()
-        better = value.detach() < least
-        least = torch.where(better, value.detach(), least)
-        for kept, alpha in zip(best, slopes, strict=True):
-            kept.copy_(torch.where(better[:, None], alpha, kept))
-        rate = RATE * (1 - 0.9 * i / steps)
-        for alpha, mean, square, grad in zip(slopes, means, squares, grads, strict=False):
+            found = value(leaves)
+            grads = torch.autograd.grad(found.sum(), leaves) if i < steps else ()
+        better = found.detach() < least
+        least = torch.where(better, found.detach(), least)
+        for kept_so_far, alpha in zip(best, slopes, strict=True):
+            kept_so_far.copy_(torch.where(better[:, None], alpha, kept_so_far))
+        for alpha, mean, square, grad, rate in zip(slopes, means, squares, grads, rates, strict=False):
+            if not alpha.numel():
+                continue
             mean.lerp_(grad, 0.1)
             square.mul_(0.99).addcmul_(grad, grad, value=0.01)
             root = (square / (1 - 0.99 ** (i + 1))).sqrt()
             root = root + 0.01 * root.amax(1, keepdim=True) + 1e-30  # or units that hardly matter move as noise has it
-            alpha.sub_(mean / (1 - 0.9 ** (i + 1)) / root, alpha=rate)
-        slopes = search.kept(slopes)
-    return best
+            alpha.sub_(mean / (1 - 0.9 ** (i + 1)) / root * (rate * (1 - 0.9 * i / max(1, steps))))
+        slopes = kept(slopes)
+    return best, least
 
 
 def met(op: LinearOp, width: Tensor) -> Tensor:
@@ -258,9 +294,9 @@ def met(op: LinearOp, width: Tensor) -> Tensor:
         return met(op.inner, width) + met(op.outer, op.inner.apply_abs(width))
     if isinstance(op, Sum):
         return torch.stack([met(part, width) for part in op.parts]).sum(0)
-    return _sum(width.flatten(1))
+    return summed_up(width.flatten(1))
 
 
-def _sum(terms: Tensor) -> Tensor:
+def summed_up(terms: Tensor) -> Tensor:
     """The sum of non-negative terms (n, h), rounded up; (n,)."""
     return up(terms.sum(-1), 8 + terms.shape[-1])

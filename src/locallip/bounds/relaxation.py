@@ -93,19 +93,16 @@ class Relaxation:
             self._chain(stage),
             gamma(4, center.dtype) * center.abs(),
         )
-        for ball in (False, True):  # the dearer bound for what the cheaper one leaves
-            units = unstable(stage.activation, box).flatten(1)
-            units = units & (units.sum(1, keepdim=True) * self._numbers(stage, way) <= self.limit)
-            if not bool(units.any()):
-                break
-            found = self._by_rows(stage, affine, units, ball) if way is None else self._by_patches(way, affine, units, ball)
-            # Units that were only looked at to fill a part keep their boxes: no sample depends on those beside it.
-            high, low = (torch.where(units, value, float("inf")).reshape(center.shape) for value in found)
-            upper, lower = center + up(high) + slack, center - up(low) - slack
-            # A NaN changes nothing.
-            lower, upper = torch.where(lower > box.lower, lower, box.lower), torch.where(upper < box.upper, upper, box.upper)
-            box = Box(lower, upper)
-        return box
+        units = unstable(stage.activation, box).flatten(1)
+        units = units & (units.sum(1, keepdim=True) * self._numbers(stage, way) <= self.limit)
+        if not bool(units.any()):
+            return box
+        found = self._by_rows(stage, affine, units) if way is None else self._by_patches(way, affine, units)
+        # Units that were only looked at to fill a part keep their boxes: no sample depends on those beside it.
+        high, low = (torch.where(units, value, float("inf")).reshape(center.shape) for value in found)
+        upper, lower = center + up(high) + slack, center - up(low) - slack
+        # A NaN changes nothing.
+        return Box(torch.where(lower > box.lower, lower, box.lower), torch.where(upper < box.upper, upper, box.upper))
 
     def _numbers(self, stage: Stage, way: _Chain | None) -> int:
         """Numbers that one unit of a stage takes on its way back."""
@@ -115,7 +112,7 @@ class Relaxation:
             else stage.linear_shape.numel() + sum(r.center.shape[1:].numel() for r in self.regions)
         )
 
-    def _by_rows(self, stage: Stage, affine: _Affine, units: Tensor, ball: bool) -> tuple[Tensor, Tensor]:
+    def _by_rows(self, stage: Stage, affine: _Affine, units: Tensor) -> tuple[Tensor, Tensor]:
         """How far units (B, h) can move up and down, (B, h) each, infinity where it was not asked for."""
         high = torch.full_like(affine.lost, float("inf"))
         low = high.clone()
@@ -127,12 +124,12 @@ class Relaxation:
             for chosen in order[some, :count].split(self._room(stage), dim=1):
                 rows = high.new_zeros(*chosen.shape, units.shape[1])
                 rows.scatter_(2, chosen[..., None], 1)
-                above, below = self._both(affine, rows, some, ball)
+                above, below = self._both(affine, rows, some)
                 high[some] = high[some].scatter(1, chosen, above)
                 low[some] = low[some].scatter(1, chosen, below)
         return high, low
 
-    def _by_patches(self, way: _Chain, affine: _Affine, units: Tensor, ball: bool) -> tuple[Tensor, Tensor]:
+    def _by_patches(self, way: _Chain, affine: _Affine, units: Tensor) -> tuple[Tensor, Tensor]:
         """The same, where what a unit depends on is a small part of every map on the way."""
         samples, which = units.nonzero(as_tuple=True)
         size = max(1, TOGETHER[_kind(units.device)] // (4 * way.largest))
@@ -140,7 +137,7 @@ class Relaxation:
         low = high.clone()
         for some, unit in zip(samples.split(size), which.split(size), strict=True):
             cost = up(affine.lost[some, unit]) + affine.dust[some]
-            value = self._patch_value(way, Patch.of_units(unit, way.ops[0].out_shape, high), some, cost[:, None], ball)
+            value = self._patch_value(way, Patch.of_units(unit, way.ops[0].out_shape, high), some, cost[:, None])
             high[some, unit], low[some, unit] = value.unbind(1)
         return high, low
 
@@ -170,7 +167,7 @@ class Relaxation:
             wholes.append(op.in_shape.numel())
         return _Chain(ops, regions, max(sizes), sum(sizes)) if sum(sizes) < SMALL * sum(wholes) else None
 
-    def _patch_value(self, way: _Chain, patch: Patch, samples: Tensor, cost: Tensor, ball: bool) -> Tensor:
+    def _patch_value(self, way: _Chain, patch: Patch, samples: Tensor, cost: Tensor) -> Tensor:
         """What unit vectors of a stage and their negatives come to, (n, 2), the cost (n, 1) so far included."""
         for i, (op, k) in enumerate(zip(way.ops, way.regions, strict=True)):
             found = op.adjoint_patch(patch)
@@ -189,7 +186,7 @@ class Relaxation:
             maps = torch.stack([v.reshape(rounded.shape) for v in (*lines.below, *lines.above, weight)], dim=1)
             *sides, weight = found.seen(maps, samples).unbind(1)
             below, above = (Side(*(v.flatten(1)[:, None] for v in side)) for side in (sides[:3], sides[3:]))
-            radius = lines.radius[samples, None] if ball and lines.radius is not None else None
+            radius = None if lines.radius is None else lines.radius[samples, None]
             share = gaps(g.flatten(2), below, above, radius) + _summed(size, weight)
             cost = cost + share + (lines.dust + step.affine.dust)[samples, None]
             h = g.flatten(2) * torch.where(g.flatten(2) > 0, above.slope, below.slope)
@@ -217,9 +214,7 @@ class Relaxation:
         found = []
         for some in self._parts(g.shape[1], stage):
             parts = g[some].split(self._room(stage), dim=1)
-            found.append(
-                torch.cat([self._value(*self._through(affine, part, some), some, ball=True) for part in parts], dim=1)
-            )
+            found.append(torch.cat([self._value(*self._through(affine, part, some), some) for part in parts], dim=1))
         return torch.cat(found) if found else g.new_zeros(g.shape[:2])
 
     def _affine(self, stage: Stage, center: Tensor, error: Tensor, box: Box) -> _Affine:
@@ -244,11 +239,11 @@ class Relaxation:
         largest = max([stage.linear_shape.numel(), *(region.center.shape[1:].numel() for region in self.regions)])
         return max(1, TOGETHER[_kind(self.regions[0].center.device)] // largest)
 
-    def _both(self, affine: _Affine, rows: Tensor, some: slice, ball: bool) -> tuple[Tensor, Tensor]:
+    def _both(self, affine: _Affine, rows: Tensor, some: slice) -> tuple[Tensor, Tensor]:
         """The largest value of each row's function, and of its negative."""
         pending, cost = self._through(affine, rows, some)
         negative = {source: -g for source, g in pending.items()}
-        return self._value(pending, cost, some, ball), self._value(negative, cost, some, ball)
+        return self._value(pending, cost, some), self._value(negative, cost, some)
 
     def _through(self, affine: _Affine, g: Tensor, some: slice) -> tuple[dict[int, Tensor], Tensor]:
         """W^T g for every source of a stage, and the cost, (b, n)."""
@@ -260,7 +255,7 @@ class Relaxation:
         }
         return back, cost
 
-    def _value(self, pending: Mapping[int, Tensor], cost: Tensor, some: slice, ball: bool) -> Tensor:
+    def _value(self, pending: Mapping[int, Tensor], cost: Tensor, some: slice) -> Tensor:
         """What weights of several regions come to, (b, n), the cost so far included."""
         left = dict(pending)
         for k in range(len(self.regions) - 1, -1, -1):
@@ -269,13 +264,14 @@ class Relaxation:
             g = left.pop(k)
             reach = self.widths[k].flatten(1)[some]
             # g itself was rounded, as a sum of what several stages ask for.
-            cost = cost + summed(g.abs(), gamma(8, g.dtype) * reach) + up(DUST * reach.sum(1, keepdim=True))
-            step = self.passed[k]
+            step, lost = self.passed[k], gamma(8, g.dtype) * reach
+            cost = cost + up(DUST * reach.sum(1, keepdim=True))
             if step is None:
-                cost = cost + self._over(g, k, some)
+                cost = cost + self._over(g, k, some, lost)
                 continue
+            cost = cost + summed(g.abs(), lost)
             for lines in step.lines:
-                g, share = lines.back(g, some, ball)
+                g, share = lines.back(g, some)
                 cost = cost + share
             back, share = self._through(step.affine, g, some)
             cost = cost + share
@@ -283,14 +279,16 @@ class Relaxation:
                 left[source] = left[source] + more if source in left else more
         return up(cost, 64 + 16 * len(self.regions))
 
-    def _over(self, g: Tensor, k: int, some: slice) -> Tensor:
-        """max g . (z' - c) over box and ball of a region where the way ends."""
+    def _over(self, g: Tensor, k: int, some: slice, lost: Tensor) -> Tensor:
+        """max g . (z' - c) over box and ball of a region where the way ends; a weight of 1 has cost `lost` (b, h) so far."""
         region = self.regions[k]
         assert region.error is not None
-        radius = region.radius.expand(len(region.center))[some, None]
+        radius, lost = region.radius.expand(len(region.center))[some, None], up(lost + region.error.flatten(1)[some])
+        if region.ball_only and region.outputs is None:  # |g| . lost is at most the product of their lengths
+            return _most(g, [], up(radius + up(lost.norm(dim=1, keepdim=True), 16 + lost.shape[1]) + FLOOR))
         direction = g if region.outputs is None else g * region.outputs.flatten(1)[some, None].to(g.dtype)
         box = [] if region.ball_only else [v[some, None] for v in scaled_box(region, True)]
-        return _most(direction, box, radius) + summed(g.abs(), region.error.flatten(1)[some])
+        return _most(direction, box, radius) + summed(g.abs(), lost)
 
 
 def _most(direction: Tensor, box: Sequence[Tensor], radius: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ def support(direction: Tensor, lower: Tensor, upper: Tensor, radius: Tensor, ste
     `slack` is a relative rounding allowance per term.
     """
     with torch.no_grad():
-        mu = _multiplier(direction, lower, upper, radius, steps)
+        mu = multiplier(direction, lower, upper, radius, steps)
     t = torch.minimum(torch.maximum(mu[..., None] * direction, lower), upper)
     quadratic = t.square().sum(-1) / (2 * mu)
     ball_share = radius.square() / (2 * mu)
@@ -34,7 +34,7 @@ def corner(direction: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
     return (direction * torch.where(direction > 0, upper, lower)).sum(-1)
 
 
-def _multiplier(direction: Tensor, lower: Tensor, upper: Tensor, radius: Tensor, steps: int) -> Tensor:
+def multiplier(direction: Tensor, lower: Tensor, upper: Tensor, radius: Tensor, steps: int) -> Tensor:
     """mu with || clip(mu d, lower, upper) || = radius, (B, C), approached from below.
 
     With the units clipped at the present mu held fixed, the norm is  mu^2 a + b,  which overestimates it for larger mu; its

@@ -16,7 +16,7 @@ from locallip.arithmetic import alone, autocast_off
 from locallip.attacks import pgd_l2
 from locallip.bounds import Relax
 from locallip.certify.confirm import best_class, confirmed, surely
-from locallip.certify.inputs import Eps, as_batch, as_domain, as_eps, as_labels, check_batch_size
+from locallip.certify.inputs import Eps, as_batch, as_domain, as_eps, as_labels, as_seconds, check_batch_size
 from locallip.certify.prover import LocalLayers, Margin, Method, Prover, fingerprint, lead, number_of_classes
 from locallip.norms import Guarantee
 
@@ -24,6 +24,7 @@ from locallip.norms import Guarantee
 GLOBAL, DENSE, LOCAL = "global bound", "local bound of dense layers", "local bound"
 SLOPES, LOCAL_SLOPES = "slopes", "slopes and local bound"
 LINES, LOCAL_LINES = "lines", "lines and local bound"
+BRANCHING = "branch and bound"
 #: Norms with sharpened boxes are worth their time where lines leave less than this share of what classes rise to be shown.
 NEAR = 0.25
 
@@ -94,6 +95,7 @@ def certify(
     seed: int | None = None,
     deployed_dtype: torch.dtype | str | None = None,
     method: Method = "auto",
+    branch_seconds: float = 0.0,
 ) -> Certificate:
     """Is the prediction of `model` y[i] at every x' with ||x' - x[i]||_2 <= eps? One verdict per input.
 
@@ -102,6 +104,8 @@ def certify(
     `attack_steps=0` leaves the attack out. The statement is about the network in real arithmetic with the stored weights
     (docs/soundness.md); `deployed_dtype="float32"` makes CERTIFIED hold for the float32 program as well, at every x' that
     float32 can hold. `method="local"` keeps to the paper's bound and "lines" to linear relaxation; each proves less.
+    With `branch_seconds` branch and bound is tried on what nothing else decides, for about so long per input: in small
+    networks it may decide nearly all, and what it decides follows from the time that it is given.
     """
     check_batch_size(batch_size)
     x = as_batch(x, model, input_domain)
@@ -119,6 +123,7 @@ def certify(
         device=x.device,
         deployed_dtype=deployed_dtype,
         method=method,
+        branch_seconds=branch_seconds,
     )
     return certifier(x, y, radii)
 
@@ -145,8 +150,10 @@ class Certifier:
         device: torch.device | None = None,
         deployed_dtype: torch.dtype | str | None = None,
         method: Method = "auto",
+        branch_seconds: float = 0.0,
     ):
         check_batch_size(batch_size)
+        self.branch_seconds = as_seconds(branch_seconds, method)
         if attack_steps < 0:
             raise ValueError(f"attack_steps must be at least 0, got {attack_steps}")
         self.model, self.input_domain, self.batch_size = model, as_domain(input_domain), batch_size
@@ -156,7 +163,8 @@ class Certifier:
             input_shape,
             guarantee,
             failure_prob=failure_prob,
-            probes=4,  # norms of dense layers alone, again with slopes, of all layers, and of these more closely
+            # Norms of dense layers alone, again with slopes, of all layers, of these more closely, and before branching.
+            probes=5 if self.branch_seconds else 4,
             power_steps=power_steps,
             seed=seed,
             device=device,
@@ -185,7 +193,7 @@ class Certifier:
         inputs = _Inputs(x, y, radii, self.input_domain, self.batch_size)
         with self.prover.held(self.model, "Certifier"), torch.inference_mode(False):  # the attack takes gradients
             cascade = _Cascade(inputs, self.prover, self.attack_steps, self._seed, self.watch)
-            cascade.decide()
+            cascade.decide(self.branch_seconds)
         return Certificate(
             cascade.verdicts,
             cascade.decided_by,
@@ -213,8 +221,9 @@ class _Inputs(NamedTuple):
 
 
 class _Cascade:
-    """misclassified -> bound from unmasked norms -> attack -> lines -> local bound; each sees what is undecided.
+    """misclassified -> bound from unmasked norms -> attack -> lines -> local bound -> branch and bound.
 
+    Each sees what is undecided.
     Lines that promise more than norms sharpen the boxes of single units, and then also the norms; elsewhere norms have the
     last word. Where proofs are dear, norms per input are first taken in the dense layers alone, then slopes are looked for;
     norms of all layers are taken only where norms from below leave the proof a chance, roughly and then closely.
@@ -231,11 +240,20 @@ class _Cascade:
         self.margin = torch.full((count,), float("nan"), dtype=torch.float64)
         self.lipschitz, self.lead = self.margin.clone(), self.margin.clone()  # the lead is that at x itself
 
-    def decide(self) -> None:
+    def decide(self, branch_seconds: float) -> None:
         index = torch.arange(len(self.inputs.x), device=self.inputs.x.device)
         index = self._each_batch(self._first, index)
         if self.attack_steps:
             index = self._each_batch(self._attack, index)
+        self._by_bounds(index)
+        if branch_seconds:
+            left = [i for i in index.tolist() if self.verdicts[i] is Verdict.UNKNOWN]
+            for number, i in enumerate(left):
+                self._branch(index.new_tensor([i]), branch_seconds)
+                self.watch(len(left) - number - 1)
+
+    def _by_bounds(self, index: Tensor) -> None:
+        """Certify what the bounds of whole balls can."""
         estimate = self.prover.guarantee is Guarantee.ESTIMATE
         if estimate and self.prover.has_norms:  # which follows the paper's protocol
             index = self._try("all", LOCAL, index, slopes=False)
@@ -305,6 +323,11 @@ class _Cascade:
         domain = self.inputs.domain
         found = self.prover.margin(*self.inputs.take(index), local=local, domain=domain, slopes=slopes, relax=relax)
         return self._certified(index, found, check)
+
+    def _branch(self, index: Tensor, seconds: float) -> None:
+        found = self.prover.branched(*self.inputs.take(index), seconds, domain=self.inputs.domain)
+        if bool(found.worst > 0):  # else what is noted is the margin of the whole ball
+            self._certified(index, found, BRANCHING)
 
     def _certified(self, index: Tensor, found: Margin, check: str) -> Tensor:
         proved = (found.worst > 0) & torch.isfinite(found.lipschitz)

@@ -145,6 +145,15 @@ def as_method(method: object) -> str:
     return str(method)
 
 
+def as_seconds(seconds: object, method: str) -> float:
+    """The time of branch and bound per input."""
+    if isinstance(seconds, bool) or not isinstance(seconds, numbers.Real) or not 0 <= float(seconds) < math.inf:
+        raise ValueError(f"branch_seconds must be a number of at least 0, got {seconds!r}")
+    if seconds and method == "local":
+        raise ValueError("branch_seconds: branch and bound is left out by method='local'; use 'auto' or 'lines'")
+    return float(seconds)
+
+
 def check_model(model: object) -> None:
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")

@@ -21,6 +21,7 @@ from locallip.bounds import (
     Relax,
     Trace,
     WorstLogits,
+    branched,
     dense_places,
     deployed_error,
     global_bound,
@@ -43,6 +44,8 @@ Method = Literal["auto", "local", "lines"]
 #: Boxes are sharpened by lines where these, with boxes as they are, let classes rise by less than this share of what norms
 #: do. Few inputs of networks that were trained with the local bound come below, and most of others do.
 PROMISING = 0.5
+#: What lines let a margin lose grows about as this power of eps: boxes grow, and the gaps in them.
+LINES_POWER = 1.8
 #: Steps of the guess where a proof may succeed: few, as it may err towards trying.
 GUESS_STEPS = 40
 #: The norms over all inputs are taken once and stand in every certificate, so they are taken more closely than those of one
@@ -195,21 +198,26 @@ class Prover:
         assert trace.logits_error is not None
         return Margin(self.lead_of(trace, y, slopes), trace.lipschitz, trace.logits, trace.logits_error)
 
-    def bendable(self, x: Tensor, y: Tensor, *, domain: tuple[float, float] | None = None) -> Tensor:
-        """Where boxes that lines sharpen promise more than norms do, (B,) bool, whatever the radius that is asked for.
+    def promised(self, x: Tensor, y: Tensor, *, domain: tuple[float, float] | None = None) -> Tensor:
+        """About the radius that boxes sharpened by lines certify, (B,); 0 where norms promise more.
 
-        It is seen on the ball that the bound over all inputs certifies without any boxes.
+        It is seen on the ball that the bound over all inputs certifies without any boxes, whatever radius is asked for.
         """
-        if not self.has_lines or not self.has_norms:
-            return torch.full((len(x),), self.has_lines, dtype=torch.bool, device=x.device)
         logits = self.clean_logits(x)[0]
         ahead, rival = lead(logits, y), logits.scatter(1, y[:, None], -float("inf")).argmax(1, keepdim=True)
         eps = (ahead / self.ceiling.total).nan_to_num(0.0, 0.0, 0.0).clamp(min=0)
         trace = self.trace(x, eps, local="none", domain=domain, relax="lines")
         with exact_arithmetic():
-            by_lines = rises_by_lines(self.network, trace, y, rival)
+            by_lines = rises_by_lines(self.network, trace, y, rival)[:, 0]
             by_norms = lead(trace.logits, y) - lead(worst_logits(self.network, replace(trace, relaxation=None), y).worst, y)
-        return (by_lines[:, 0] < PROMISING * by_norms) & (eps > 0)
+        promising = (by_lines < PROMISING * by_norms) & (eps > 0) if self.has_norms else eps > 0
+        return torch.where(promising, eps * (ahead / by_lines) ** (1 / LINES_POWER), 0.0).nan_to_num(0.0, 0.0, 0.0)
+
+    def bendable(self, x: Tensor, y: Tensor, *, domain: tuple[float, float] | None = None) -> Tensor:
+        """Where boxes are to be sharpened by lines, (B,) bool."""
+        if self.has_lines and self.has_norms:
+            return self.promised(x, y, domain=domain) > 0
+        return torch.full((len(x),), self.has_lines, dtype=torch.bool, device=x.device)
 
     def may_prove(self, x: Tensor, y: Tensor, eps: Tensor, *, domain: tuple[float, float] | None = None) -> Tensor:
         """Where norms from below, which are never above proved ones, leave the margin a chance; (B,) bool."""
@@ -219,13 +227,31 @@ class Prover:
         """What a trace proves of the label's lead, (B,); NaN where nothing is. Without `slopes` they are not tried."""
         worst = self._worst(trace, y, slopes).worst
         with exact_arithmetic():
-            if self.deployed_dtype is not None:
-                error = deployed_error(self.network, trace, self.deployed_dtype)
-                label = torch.nn.functional.one_hot(y, worst.shape[1]).bool()
-                # Outward by what is added and by the rounding of adding it.
-                error = up(error) + gamma(2, worst.dtype) * worst.abs()
-                worst = torch.where(label, worst - error, worst + error)
-            return lead(worst, y)
+            return lead(self._deployed(trace, worst, y), y)
+
+    def branched(
+        self, x: Tensor, y: Tensor, eps: Tensor, seconds: float, *, domain: tuple[float, float] | None = None
+    ) -> Margin:
+        """As `margin` for a single input, by branch and bound of about so many seconds where that is needed."""
+        local: LocalLayers = "all" if self.has_norms else "none"
+        trace = self.trace(x, eps, local=local, domain=domain, relax="boxes")
+        assert trace.logits_error is not None
+        worst = self._worst(trace, y, True).worst
+        with exact_arithmetic():
+            # Logits of the float32 program come nearer to each other than those of the network.
+            level = lead(self._deployed(trace, torch.zeros_like(worst), y), y) if self.deployed_dtype is not None else 0.0
+            worst = branched(self.network, trace, y, worst, worst.gather(1, y[:, None])[:, 0] + level, seconds)
+            ahead = lead(self._deployed(trace, worst, y), y)
+        return Margin(ahead, trace.lipschitz, trace.logits, trace.logits_error)
+
+    def _deployed(self, trace: Trace, worst: Tensor, y: Tensor) -> Tensor:
+        """Worst logits of the float32 program, where the certificate is about that."""
+        if self.deployed_dtype is None:
+            return worst
+        label = torch.nn.functional.one_hot(y, worst.shape[1]).bool()
+        # Outward by what is added and by the rounding of adding it.
+        error = up(deployed_error(self.network, trace, self.deployed_dtype)) + gamma(2, worst.dtype) * worst.abs()
+        return torch.where(label, worst - error, worst + error)
 
     def _worst(self, trace: Trace, y: Tensor, slopes: bool) -> WorstLogits:
         with exact_arithmetic():

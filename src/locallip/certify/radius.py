@@ -13,7 +13,7 @@ from locallip.arithmetic import alone
 from locallip.bounds import Relax
 from locallip.certify.crossing import Crossing
 from locallip.certify.inputs import as_batch, as_deployed, as_domain, as_labels, check_batch_size
-from locallip.certify.prover import LocalLayers, Method, Prover, another_seed, fingerprint, number_of_classes
+from locallip.certify.prover import LINES_POWER, LocalLayers, Method, Prover, another_seed, fingerprint, number_of_classes
 from locallip.norms import Guarantee, LanczosNorm
 
 #: Proofs per input at most, fixed beforehand, for the failure probability is split over them; and which share of the guessed
@@ -190,22 +190,24 @@ class _Search:
         proved = torch.maximum(unmasked.low, least)
         most = torch.minimum(self._reach(proved), below.nextafter(torch.zeros_like(below)))
         if self.prover.has_lines:
-            proved = self._by_lines(lead, proved, most, unmasked.power, right)
+            proved = self._by_lines(lead, proved, most, right)
         if not self.prover.has_norms:
             return proved
         return self._proved(lead, proved, most, self._guided(lead, proved, most, unmasked.power, right), right)
 
-    def _by_lines(self, lead: Tensor, proved: Tensor, most: Tensor, power: Tensor, index: Tensor) -> Tensor:
+    def _by_lines(self, lead: Tensor, proved: Tensor, most: Tensor, index: Tensor) -> Tensor:
         """What lines prove, with boxes that they sharpen where that promises more; no probe needs a norm."""
         gain = torch.minimum(proved * (1 + _WORTH), most)
         index = index[(gain > proved)[index]]
+        first = torch.zeros_like(proved)
         for some in index.split(self.batch_size) if len(index) else ():
-            self.bendable[some] = self.prover.bendable(self.x[some], self.y[some], domain=self.domain)
+            first[some] = self.prover.promised(self.x[some], self.y[some], domain=self.domain)
+        self.bendable, first = first > 0, torch.maximum(first, gain)
         index = index[self.bendable[index]]
         if not len(index):
             return proved
-        found = Crossing(lead, most, power)
-        found.search(lambda some, eps: self._margins(self.prover, "none", some, eps, "boxes"), index, gain, *_LINES)
+        found = Crossing(lead, most, torch.full_like(lead, LINES_POWER))
+        found.search(lambda some, eps: self._margins(self.prover, "none", some, eps, "boxes"), index, first, *_LINES)
         return torch.maximum(proved, found.low)
 
     def _reach(self, radius: Tensor) -> Tensor:

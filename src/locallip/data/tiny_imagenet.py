@@ -116,7 +116,7 @@ def load_tiny_imagenet(
     *,
     download: bool = False,
     say: Callable[[str], None] = lambda line: None,
-    _counts: Counts = Counts(),  # noqa: B008 - frozen
+    _counts: Counts = Counts(),
 ) -> ImageSet:
     """The 100,000 training images or, as "test", the 10,000 validation images, (N, 3, 64, 64) uint8 in RGB.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-from locallip.certify import Verdict
+from locallip.certify import BRANCHING, Verdict
 from locallip.data import ImageSet
 from locallip.norms import Guarantee
 from locallip.proofs.rows import Row
@@ -22,6 +22,7 @@ VERDICTS: dict[str, tuple[Verdict, ...]] = {
     "slopes and local bound": (Verdict.CERTIFIED,),
     "lines": (Verdict.CERTIFIED,),
     "lines and local bound": (Verdict.CERTIFIED,),
+    BRANCHING: (Verdict.CERTIFIED,),
     "nothing": (Verdict.UNKNOWN,),
 }
 #: Which checks a method does without.
@@ -68,7 +69,10 @@ def _faults(row: Row, settings: Settings, label: int) -> Iterator[str]:
         )
     if row.verdict not in VERDICTS.get(row.decided_by, ()):
         yield f"{row.decided_by!r} does not make anything {row.verdict}"
-    if (row.decided_by == "attack" and not settings.attack_steps) or row.decided_by in LEFT_OUT.get(settings.method, ()):
+    left_out = [*LEFT_OUT.get(settings.method, ())]
+    left_out += [] if settings.attack_steps else ["attack"]
+    left_out += [] if settings.branch_seconds else [BRANCHING]
+    if row.decided_by in left_out:
         yield f"it was decided by {row.decided_by!r}, which the run left out"
     if row.seconds < 0:
         yield f"it took {row.seconds} seconds"

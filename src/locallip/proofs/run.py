@@ -63,6 +63,7 @@ class Job:
     resume: bool = False
     radii: bool = False
     method: Method = "auto"
+    branch_seconds: float = 0.0
     deployed_dtype: str | None = None
     chunk: int | None = None  # images that are worked on and written together
     together: Processes = ALONE  # this process among those that share the work
@@ -182,6 +183,7 @@ def _certifier(job: Job, model: nn.Module, images: ImageSet, seed: int) -> Certi
         seed=seed,
         device=job.device,
         method=job.method,
+        branch_seconds=job.branch_seconds,
         deployed_dtype=job.deployed_dtype,
     )
 
@@ -223,6 +225,7 @@ def _settings(job: Job, images: ImageSet, certifier: Certifier, seed: int, chunk
         environment=environment(),
         radii=job.radii,
         method=job.method,
+        branch_seconds=job.branch_seconds,
         deployed_dtype=job.deployed_dtype,
         structure=structure_of(certifier.model),
         chunk=chunk,

@@ -27,8 +27,9 @@ class Settings:
 
     `images` is how many of the split's first images are meant, `data_sha256` the checksum of their pixels and labels,
     `failure_prob` that of one image, 0 for guarantees that know none. `radii` says whether rows have certified radii,
-    `method` and `deployed_dtype` are as in `certify`. `fingerprint` is of the weights, `structure` of what is done with
-    them; empty where rows are from before it was noted. `chunk` images were worked on together, 0 in older files.
+    `method`, `branch_seconds` and `deployed_dtype` are as in `certify`. `fingerprint` is of the weights, `structure` of what
+    is done with them; empty where rows are from before it was noted. `chunk` images were worked on together, 0 in older
+    files.
     `hardware` and `environment` may differ where a run goes on, but not the version of locallip.
     """
 
@@ -49,6 +50,7 @@ class Settings:
     environment: dict[str, Any]
     radii: bool = False
     method: str = "local"
+    branch_seconds: float = 0.0
     deployed_dtype: str | None = None
     structure: str = ""
     chunk: int = 0
@@ -151,12 +153,13 @@ _CHECKS: Checks = {
     "power_steps": is_whole(1),
     "radii": is_bool,
     "method": lambda value: value in ("auto", "local", "lines"),
+    "branch_seconds": lambda value: type(value) in (int, float) and 0 <= value < math.inf,
     "deployed_dtype": lambda value: value in (None, "float32"),
     "structure": lambda value: isinstance(value, str),
     "chunk": is_whole(0),
 }
 #: What settings from before there were these mean.
-_OLD = {"radii": False, "method": "local", "deployed_dtype": None, "structure": "", "chunk": 0}
+_OLD = {"radii": False, "method": "local", "branch_seconds": 0.0, "deployed_dtype": None, "structure": "", "chunk": 0}
 
 
 def about_file(path: Path) -> Path:
