@@ -1,21 +1,27 @@
-"""Certified radii and their cost by one bound after the other, on networks that others trained, beside auto_LiRPA's.
+"""Certified radii, and images certified at one radius, by one bound after the other, beside auto_LiRPA's.
 
     python benchmarks/bounds.py --networks ../shared/networks --data-root data             radii of 20 images by our methods
     python benchmarks/bounds.py --networks ../shared/networks --data-root data --peers crown,alpha
+    python benchmarks/bounds.py --networks ../shared/networks --data-root data --names cifar10-6c2f-local-b --images 10
+
+Networks that others trained are read from a folder; those of `locallip models` and "random", a small one, need none.
 
 The peer is auto_LiRPA (https://github.com/Verified-Intelligence/auto_LiRPA), if it is installed: CROWN, and alpha-CROWN
 with 20 iterations. It takes one radius for all images, so its median radius is found by bisection, in PROBES calls; ours are
 radii of single images. `above` is what no bound can exceed: where projected gradient descent breaks half of the images.
-Certificates of ours count their rounding, those of the peer are computed in float32 as they are.
+At one radius branch and bound has BRANCH_SECONDS for an image. Certificates of ours count their rounding, those of the
+peer are computed in float32 as they are.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +37,7 @@ import locallip as ll
 from locallip.attacks import pgd_l2
 from locallip.certify.prover import Prover
 from locallip.data import load_images
+from locallip.zoo import load_model
 
 #: Layers of the networks by the name of their file, and the images that they are for.
 NETWORKS: dict[str, tuple[str, Callable[[], list[nn.Module]]]] = {
@@ -53,9 +60,29 @@ NETWORKS: dict[str, tuple[str, Callable[[], list[nn.Module]]]] = {
         ],
     ),
 }
+#: The radius at which images are counted.
+EPS = {"lirpa_cifar_2c2f": "36/255", "lirpa_mnist_fc_3layer": "0.3", "cap_mnist": "0.25", "random": "0.5"}
+BRANCH_SECONDS = 20.0
+#: Images that the peer looks at together: its memory grows with them.
+TOGETHER = 10
 PEERS = {"crown": "CROWN", "alpha": "CROWN-Optimized"}
 #: Calls of the peer, which narrow a bracket of a factor of 4096 to 0.2 %.
 PROBES = 12
+
+
+def brought(folder: Path, data_root: Path | None, name: str, count: int) -> tuple[nn.Module, Tensor, Tensor]:
+    """A network and the images of the first `count` that it classifies correctly, with their labels."""
+    if name == "random":
+        torch.manual_seed(0)
+        model: nn.Module = nn.Sequential(nn.Linear(20, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 5))
+        x = torch.randn(count, 20)
+        return model, x, model(x).argmax(1)
+    model = network(folder, name) if name in NETWORKS else load_model(name)
+    data = NETWORKS[name][0] if name in NETWORKS else name.split("-")[0]
+    images = load_images(data, "test", data_root)
+    x, y = images.images[:count].float() / 255, images.labels[:count]
+    right = model(x).argmax(1) == y
+    return model, x[right], y[right]
 
 
 def network(folder: Path, name: str) -> nn.Sequential:
@@ -80,6 +107,11 @@ def median_radius(certified: Callable[[float], Tensor], low: float, high: float)
 
 def peer(model: nn.Module, x: Tensor, y: Tensor, method: str) -> Callable[[float], Tensor]:
     """Which images auto_LiRPA certifies at a radius."""
+    parts = [part_of_peer(model, *part, method) for part in zip(x.split(TOGETHER), y.split(TOGETHER), strict=True)]
+    return lambda eps: torch.cat([part(eps) for part in parts])
+
+
+def part_of_peer(model: nn.Module, x: Tensor, y: Tensor, method: str) -> Callable[[float], Tensor]:
     from auto_LiRPA import BoundedModule, BoundedTensor, PerturbationLpNorm
 
     bounded = BoundedModule(model, torch.zeros_like(x), bound_opts={"conv_mode": "patches"})
@@ -115,31 +147,59 @@ def broken_at(model: nn.Module, x: Tensor, y: Tensor) -> Callable[[float], Tenso
     return unbroken
 
 
+def timed(bound: str, by: str, of: str, run: Callable[[], float]) -> dict[str, Any]:
+    """A row: what `run` finds, under the name `of`, and the seconds for all images."""
+    begin = time.perf_counter()
+    found = run()
+    return {"bound": bound, "by": by, of: float(f"{found:.4g}"), "seconds": round(time.perf_counter() - begin, 2)}
+
+
+def certified_at(eps: str, model: nn.Module, x: Tensor, y: Tensor, peers: list[str]) -> Iterator[dict[str, Any]]:
+    """A row per bound: the share of the images that it certifies at eps, without the attack's time."""
+
+    def share(**options: Any) -> float:
+        return float(ll.certify(model, x, y, eps, seed=0, attack_steps=0, **options).certified.double().mean())
+
+    for name in peers:
+        certified = peer(model, x, y, PEERS[name])
+        certified(0.01)
+        run = lambda certified=certified: float(certified(float(Fraction(eps))).double().mean())  # noqa: E731
+        yield {"eps": eps, **timed(PEERS[name], "auto_LiRPA", "certified", run)}
+    for method in ("local", "lines", "auto"):
+        yield {"eps": eps, **timed(method, "locallip", "certified", lambda method=method: share(method=method))}
+    attacked = broken_at(model, x, y)(float(Fraction(eps)))
+    left = x[attacked], y[attacked]
+
+    def with_branches() -> float:
+        """What the attack breaks is not tried: branch and bound would search there until its time is up."""
+        found = ll.certify(model, *left, eps, seed=0, attack_steps=0, branch_seconds=BRANCH_SECONDS)
+        return float(found.certified.double().sum()) / len(x)
+
+    yield {"eps": eps, **timed("auto with branch and bound", "locallip", "certified", with_branches)}
+    yield {"eps": eps, "bound": "attack", "by": "above", "certified": float(attacked.double().mean()), "seconds": 0.0}
+
+
 def measured(model: nn.Module, x: Tensor, y: Tensor, peers: list[str]) -> Iterator[dict[str, Any]]:
     """A row per bound: the median radius, and the seconds for all images."""
-
-    def timed(bound: str, by: str, run: Callable[[], float]) -> dict[str, Any]:
-        begin = time.perf_counter()
-        median = run()
-        return {"bound": bound, "by": by, "median": float(f"{median:.4g}"), "seconds": round(time.perf_counter() - begin, 2)}
-
-    yield timed("product of norms", "locallip", lambda: float(global_radii(model, x, y).median()))
+    yield timed("product of norms", "locallip", "median", lambda: float(global_radii(model, x, y).median()))
     for method in ("local", "lines", "auto"):
         yield timed(
             method,
             "locallip",
+            "median",
             lambda method=method: statistics.median(ll.certified_radius(model, x, y, method=method, seed=0).tolist()),
         )
     for name in peers:
         certified = peer(model, x, y, PEERS[name])
         certified(0.01)  # the first call builds what later ones use
-        yield timed(PEERS[name], "auto_LiRPA", lambda certified=certified: median_radius(certified, 1e-3, 4.096))
-    yield timed("attack", "above", lambda: median_radius(broken_at(model, x, y), 1e-3, 40.96))
+        yield timed(PEERS[name], "auto_LiRPA", "median", lambda certified=certified: median_radius(certified, 1e-3, 4.096))
+    yield timed("attack", "above", "median", lambda: median_radius(broken_at(model, x, y), 1e-3, 40.96))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--networks", type=Path, required=True, help="folder of the weights")
+    parser.add_argument("--radii-only", action="store_true", help="leave out what is certified at one radius")
     parser.add_argument("--data-root", type=Path)
     parser.add_argument("--names", default=",".join(NETWORKS))
     parser.add_argument("--images", type=int, default=20)
@@ -147,12 +207,14 @@ def main() -> None:
     parser.add_argument("--name", default="bounds-cpu")
     args = parser.parse_args()
     begin, rows = time.perf_counter(), []
+    peers = [word for word in args.peers.split(",") if word]
     for name in args.names.split(","):
-        model, images = network(args.networks, name), load_images(NETWORKS[name][0], "test", args.data_root)
-        x, y = images.images[: args.images].float() / 255, images.labels[: args.images]
-        right = model(x).argmax(1) == y
-        for row in measured(model, x[right], y[right], [word for word in args.peers.split(",") if word]):
-            rows.append({"network": name, "images": int(right.sum()), **row})
+        model, x, y = brought(args.networks, args.data_root, name, args.images)
+        parts = [measured(model, x, y, peers)]
+        if name in EPS and not args.radii_only:
+            parts.append(certified_at(EPS[name], model, x, y, peers))
+        for row in itertools.chain(*parts):
+            rows.append({"network": name, "images": len(x), **row})
             print(rows[-1], flush=True)
     settings = {"images": args.images, "threads": torch.get_num_threads(), "probes": PROBES, "rows": rows}
     print(record.write(args.name, settings, device=torch.device("cpu"), seed=0, begin=begin))

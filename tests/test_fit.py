@@ -325,7 +325,7 @@ def test_stop_after_saves_and_resume_goes_on(tmp_path, whole):
     out, stops = tmp_path / "stopped", 0
     while not (out / "model.safetensors").exists():
         try:
-            run(out, r, resume=stops > 0, stop_after=0.15)
+            run(out, r, resume=stops > 0, stop_after=0.05)
         except Stopped:
             stops += 1
             assert stops <= TOTAL

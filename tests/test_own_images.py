@@ -362,7 +362,7 @@ def broken(path: Path, kept: slice) -> None:
             "is of the kind 'RGB': only grey ones of 8 bits are read",
         ),
         (lambda f: picture(f / "0" / "a.png", IMAGES[0, 0], "LA"), "is of the kind 'LA': only grey"),
-        (lambda f: picture(f / "0" / "a.png", IMAGES[0, 0].astype(np.uint16)), "is of the kind 'I;16': only grey"),
+        (lambda f: picture(f / "0" / "a.png", IMAGES[0, 0].astype(np.uint16)), "it has 16 bits per channel"),
         (lambda f: broken(f / "0" / "a.png", slice(-20)), "does not end like a PNG file"),
         (lambda f: broken(f / "0" / "a.png", slice(20, None)), "cannot be read as PNG"),
         (lambda f: broken(f / "0" / "a.png", slice(0)), "does not end like a PNG file"),

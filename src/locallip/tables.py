@@ -147,7 +147,7 @@ def _tightness_cells(row: Mapping[str, Any]) -> list[str]:
 
 
 def bounds_tables(results: Path) -> str:
-    """Radii by one bound after the other, from the files bounds-*.json that benchmarks/bounds.py wrote to `results`."""
+    """Radii, and shares certified at one radius, by one bound after the other, from what benchmarks/bounds.py wrote."""
     parts = []
     for path in sorted(results.glob("bounds-*.json")):
         try:
@@ -155,8 +155,15 @@ def bounds_tables(results: Path) -> str:
             for name in dict.fromkeys(row["network"] for row in values["rows"]):
                 rows = [row for row in values["rows"] if row["network"] == name]
                 title = f"**{name}**, {rows[0]['images']} images, {values['threads']} threads, {values['about']['hardware']}"
-                cells = [[row["bound"], row["by"], f"{row['median']:.3g}", f"{row['seconds']:.1f}"] for row in rows]
+                radii = [row for row in rows if "median" in row]
+                cells = [[row["bound"], row["by"], f"{row['median']:.3g}", f"{row['seconds']:.1f}"] for row in radii]
                 parts += [title, markdown(("Bound", "By", "Median radius", "Seconds"), cells)]
+                counted = [row for row in rows if "certified" in row]
+                cells = [
+                    [row["bound"], row["by"], f"{100 * row['certified']:.1f}", f"{row['seconds']:.1f}"] for row in counted
+                ]
+                if counted:
+                    parts += [markdown((f"Bound at eps {counted[0]['eps']}", "By", "Certified, %", "Seconds"), cells)]
         except (ValueError, TypeError, KeyError) as error:
             raise WrongResult(f"{path} is not a result of benchmarks/bounds.py: {error!r}") from None
     return "\n\n".join(parts) or NOTHING

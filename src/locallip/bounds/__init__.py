@@ -2,7 +2,7 @@
 
 from locallip.bounds.branching import branched
 from locallip.bounds.deployed import deployed_error
-from locallip.bounds.margin import MarginForm, WorstLogits, rises_by_lines, worst_logits
+from locallip.bounds.margin import SLOPE_STEPS, MarginForm, WorstLogits, rises_by_lines, worst_logits
 from locallip.bounds.propagate import (
     BoxRadii,
     CeilingNorm,
@@ -20,6 +20,7 @@ from locallip.bounds.support import support
 
 __all__ = [
     "LIMIT",
+    "SLOPE_STEPS",
     "BoxRadii",
     "CeilingNorm",
     "GlobalBound",

@@ -78,8 +78,12 @@ def rises_by_lines(network: Network, trace: Trace, y: Tensor, classes: Tensor) -
     assert trace.logits_error is not None
     assert trace.logits_box is not None
     weights = torch.eye(trace.logits.shape[1], dtype=trace.logits.dtype, device=y.device)
-    g = weights[classes] - weights[y][:, None]
-    return trace.relaxation.rises(network.stages[-1], trace.logits, trace.logits_error, trace.logits_box, g)
+    found = []
+    # No more numbers than the square of the classes, however many samples there are, unless that is little.
+    for part in classes.split(max(1, max(2**20, weights.numel()) // max(1, len(y) * len(weights))), dim=1):
+        g = weights[part] - weights[y][:, None]
+        found.append(trace.relaxation.rises(network.stages[-1], trace.logits, trace.logits_error, trace.logits_box, g))
+    return torch.cat(found, dim=1)
 
 
 def _by_lines(network: Network, trace: Trace, y: Tensor, worst: Tensor) -> Tensor:

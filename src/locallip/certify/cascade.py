@@ -17,7 +17,7 @@ from locallip.attacks import pgd_l2
 from locallip.bounds import Relax
 from locallip.certify.confirm import best_class, confirmed, surely
 from locallip.certify.inputs import Eps, as_batch, as_domain, as_eps, as_labels, as_seconds, check_batch_size
-from locallip.certify.prover import LocalLayers, Margin, Method, Prover, fingerprint, lead, number_of_classes
+from locallip.certify.prover import LocalLayers, Margin, Method, Prover, fingerprint, number_of_classes
 from locallip.norms import Guarantee
 
 #: What a bound is called in `Certificate.decided_by`.
@@ -25,8 +25,6 @@ GLOBAL, DENSE, LOCAL = "global bound", "local bound of dense layers", "local bou
 SLOPES, LOCAL_SLOPES = "slopes", "slopes and local bound"
 LINES, LOCAL_LINES = "lines", "lines and local bound"
 BRANCHING = "branch and bound"
-#: Norms with sharpened boxes are worth their time where lines leave less than this share of what classes rise to be shown.
-NEAR = 0.25
 
 
 class Verdict(StrEnum):
@@ -238,7 +236,7 @@ class _Cascade:
         self.decided_by = ["nothing"] * count
         self.predictions: list[int | None] = [None] * count
         self.margin = torch.full((count,), float("nan"), dtype=torch.float64)
-        self.lipschitz, self.lead = self.margin.clone(), self.margin.clone()  # the lead is that at x itself
+        self.lipschitz = self.margin.clone()
 
     def decide(self, branch_seconds: float) -> None:
         index = torch.arange(len(self.inputs.x), device=self.inputs.x.device)
@@ -277,18 +275,13 @@ class _Cascade:
             self._try("closely", check, index)
 
     def _by_lines(self, index: Tensor) -> Tensor:
-        """Certify by lines and the boxes that they sharpen, where these promise more than norms; returns what norms may do.
-
-        Where little is missing, norms are taken with the sharpened boxes, and as before elsewhere.
-        """
+        """Certify by lines and the boxes that they sharpen, where these promise more than norms; returns the others."""
         parts = [self.prover.bendable(*self.inputs.take(some)[:2], domain=self.inputs.domain) for some in self._split(index)]
         bendable = torch.cat(parts) if parts else torch.zeros_like(index, dtype=torch.bool)
         left = self._try("none", LINES, index[bendable], slopes=not self.prover.has_norms, relax="boxes")
-        missing, risen = -self.margin[left.cpu()], self.lead[left.cpu()] - self.margin[left.cpu()]
-        near = (missing < NEAR * risen).to(index.device)
         if self.prover.has_norms:
-            self._try("all", LOCAL_LINES, left[near], relax="boxes")
-        return torch.cat([index[~bendable], left[~near]])
+            self._try("all", LOCAL_LINES, left, relax="boxes")
+        return index[~bendable]
 
     def _split(self, index: Tensor) -> Sequence[Tensor]:
         return index.split(self.inputs.batch_size) if len(index) else ()
@@ -309,7 +302,6 @@ class _Cascade:
         right, wrong = surely(x, y, found.clean, found.error)
         for i, best in zip(index.tolist(), best_class(found.clean, found.error).tolist(), strict=True):
             self.predictions[i] = best if best >= 0 else None
-        self.lead[index.cpu()] = lead(found.clean, y).cpu()
         self._settle(index[wrong], Verdict.MISCLASSIFIED, "clean logits")
         # What is neither surely right nor surely wrong (a tie, a NaN) stays UNKNOWN.
         self._settle(index[~wrong & ~right], Verdict.UNKNOWN, "clean logits")

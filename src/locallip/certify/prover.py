@@ -16,6 +16,7 @@ from locallip.arithmetic import alone, check_small_numbers, exact_arithmetic
 from locallip.attacks import margins
 from locallip.bounds import (
     LIMIT,
+    SLOPE_STEPS,
     CeilingNorm,
     PartlyLocal,
     Relax,
@@ -95,6 +96,8 @@ class Prover:
         self.deployed_dtype, self.method = as_deployed(deployed_dtype), as_method(method)
         self.has_slopes, self.has_lines = self.method != "local", self.method != "local"
         self.has_norms = self.method != "lines"
+        # What a proof that is repeated may change: whether lines or norms are tried, and how long slopes are looked for.
+        self.leaning, self.slope_steps = 1.0, SLOPE_STEPS
         check_model(model)
         check_shape(input_shape)
         self.device = device or next((p.device for p in model.parameters()), torch.device("cpu"))
@@ -210,7 +213,7 @@ class Prover:
         with exact_arithmetic():
             by_lines = rises_by_lines(self.network, trace, y, rival)[:, 0]
             by_norms = lead(trace.logits, y) - lead(worst_logits(self.network, replace(trace, relaxation=None), y).worst, y)
-        promising = (by_lines < PROMISING * by_norms) & (eps > 0) if self.has_norms else eps > 0
+        promising = (by_lines < self.leaning * PROMISING * by_norms) & (eps > 0) if self.has_norms else eps > 0
         return torch.where(promising, eps * (ahead / by_lines) ** (1 / LINES_POWER), 0.0).nan_to_num(0.0, 0.0, 0.0)
 
     def bendable(self, x: Tensor, y: Tensor, *, domain: tuple[float, float] | None = None) -> Tensor:
@@ -255,7 +258,7 @@ class Prover:
 
     def _worst(self, trace: Trace, y: Tensor, slopes: bool) -> WorstLogits:
         with exact_arithmetic():
-            steps = None if slopes and self.has_slopes else 0
+            steps = self.slope_steps if slopes and self.has_slopes else 0
             return worst_logits(self.network, trace, y, outward=True, slope_steps=steps)
 
     def clean_logits(self, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import zipfile
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from locallip.data.files import read_at_most
 from locallip.data.image_set import ImageSet
 from locallip.data.images import READERS
 from locallip.data.pillow import pillow
+from locallip.data.png import check_png
 
 #: More than this is not read into memory at once.
 MOST_BYTES = 2**34
@@ -68,20 +68,12 @@ def _npz(path: Path, shape: Sequence[int]) -> tuple[Tensor, Tensor]:
         with zipfile.ZipFile(path) as archive:
             images = _array(archive, path, "images")
             labels = _array(archive, path, "labels")
-    except (
-        OSError,
-        ValueError,
-        EOFError,
-        MemoryError,
-        NotImplementedError,
-        RuntimeError,
-        zipfile.BadZipFile,
-        zlib.error,
-    ) as error:
-        if isinstance(error, DamagedData):
-            raise
+    except DamagedData:
+        raise
+    except Exception as error:  # zipfile, its four ways of packing and numpy have no common class for a broken file
         raise DamagedData(
-            f"{path} cannot be read as .npz ({error}); write it with numpy.savez(path, images=..., labels=...)"
+            f"{path} cannot be read as .npz ({type(error).__name__}: {error}); write it with "
+            "numpy.savez(path, images=..., labels=...)"
         ) from None
     if images.shape[1:] != tuple(shape):
         found, hint = _sizes(images.shape[1:]), _turned(images, shape)
@@ -176,10 +168,13 @@ def _decoded(file: Path, shape: Sequence[int], reader: Any) -> np.ndarray:
     if not content.endswith(_END):  # Pillow does not ask for it
         raise DamagedData(f"{file} does not end like a PNG file: it is cut short")
     try:
+        colours = check_png(content, MOST_BYTES_PER_FILE)
         with reader.open(io.BytesIO(content), formats=("PNG",)) as image:
             size, mode = image.size, image.mode  # known from the header: a huge image is not unpacked
             plain = not image.info.keys() & {"transparency"} and getattr(image, "n_frames", 1) == 1
             fits = plain and mode in (("L", "1") if channels == 1 else ("RGB", "L", "P", "1"))
+            if mode == "P" and colours is not None and size == (width, height) and np.asarray(image).max() >= colours:
+                raise ValueError(f"a pixel has a colour that its palette of {colours} lacks")
             if size == (width, height) and fits:
                 pixels = np.asarray(image.convert("L" if channels == 1 else "RGB"))
     except Exception as error:  # Pillow has no common class for what a broken file may cause

@@ -11,17 +11,17 @@ from locallip.norms import Guarantee
 from locallip.proofs.rows import Row
 from locallip.proofs.settings import Settings
 
-#: Which verdicts a check can give.
+#: Which verdicts a check can give, in the order of the cascade.
 VERDICTS: dict[str, tuple[Verdict, ...]] = {
     "clean logits": (Verdict.MISCLASSIFIED, Verdict.UNKNOWN),
     "global bound": (Verdict.CERTIFIED,),
     "attack": (Verdict.ATTACKED,),
+    "lines": (Verdict.CERTIFIED,),
+    "lines and local bound": (Verdict.CERTIFIED,),
     "local bound of dense layers": (Verdict.CERTIFIED,),
     "slopes": (Verdict.CERTIFIED,),
     "local bound": (Verdict.CERTIFIED,),
     "slopes and local bound": (Verdict.CERTIFIED,),
-    "lines": (Verdict.CERTIFIED,),
-    "lines and local bound": (Verdict.CERTIFIED,),
     BRANCHING: (Verdict.CERTIFIED,),
     "nothing": (Verdict.UNKNOWN,),
 }
