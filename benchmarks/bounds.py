@@ -199,7 +199,7 @@ def measured(model: nn.Module, x: Tensor, y: Tensor, peers: list[str]) -> Iterat
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--networks", type=Path, required=True, help="folder of the weights")
-    parser.add_argument("--radii-only", action="store_true", help="leave out what is certified at one radius")
+    parser.add_argument("--only", choices=("radii", "counts"), help="radii alone, or what is certified at one radius")
     parser.add_argument("--data-root", type=Path)
     parser.add_argument("--names", default=",".join(NETWORKS))
     parser.add_argument("--images", type=int, default=20)
@@ -210,8 +210,8 @@ def main() -> None:
     peers = [word for word in args.peers.split(",") if word]
     for name in args.names.split(","):
         model, x, y = brought(args.networks, args.data_root, name, args.images)
-        parts = [measured(model, x, y, peers)]
-        if name in EPS and not args.radii_only:
+        parts = [measured(model, x, y, peers)] if args.only != "counts" else []
+        if name in EPS and args.only != "radii":
             parts.append(certified_at(EPS[name], model, x, y, peers))
         for row in itertools.chain(*parts):
             rows.append({"network": name, "images": len(x), **row})

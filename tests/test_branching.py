@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import locallip as ll
 from locallip.activations import SortPairs
+from locallip.attacks import pgd_l2
 from locallip.bounds import Trace, global_bound, propagate
 from locallip.bounds.bends import Bend
 from locallip.bounds.branching import Branching, CutWay, Parts, bends_of
@@ -260,6 +261,20 @@ def test_certifies_more_and_nothing_that_breaks(activation: str, guarantee: str)
             assert bool((model(near).argmax(1) == y)[found.certified].all())
         assert bool((found.margin[found.certified] > 0).all())
     assert more > 0
+
+
+@pytest.mark.parametrize("guarantee", ["deterministic", "high_probability"])
+def test_radii_grow_by_branches_and_hold(guarantee: str) -> None:
+    model, x, y = narrow(1, ACTIVATIONS["relu"])
+    y[3] = (y[3] + 1) % 3
+    plain = ll.certified_radius(model, x, y, guarantee=guarantee, seed=0)
+    found = ll.certified_radius(model, x, y, guarantee=guarantee, seed=0, branch_seconds=1.5)
+    assert bool((found >= plain).all())
+    assert bool((found > 1.05 * plain).any())
+    assert found[3] == 0
+    for start in range(5):
+        near = pgd_l2(model, x, y, found, steps=40, generator=torch.Generator().manual_seed(start))
+        assert bool((model(near).argmax(1) == y)[found > 0].all())
 
 
 @pytest.mark.parametrize("scale", [float("nan"), 1e90])

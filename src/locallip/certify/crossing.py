@@ -35,13 +35,26 @@ class Crossing:
         self._low_was_last = torch.zeros_like(lead, dtype=torch.bool)
 
     def search(
-        self, probe: Probe, index: Tensor, first: Tensor, rtol: float, probes: int, enough: Tensor | None = None
+        self,
+        probe: Probe,
+        index: Tensor,
+        first: Tensor,
+        rtol: float,
+        probes: int,
+        enough: Tensor | None = None,
+        trusting: bool = False,
     ) -> None:
-        """Narrow the brackets of `index`, from eps `first` (N,) on, and no longer where `high` is at most `enough` (N,)."""
+        """Narrow the brackets of `index`, from eps `first` (N,) on, and no longer where `high` is at most `enough` (N,).
+
+        `trusting` brackets need not be closed: it is enough that the guess lies that near to `low`.
+        Dear probes are spared so.
+        """
         trial = first
         for _ in range(probes):
             open_ = (self.high - self.low > rtol * self.high) | torch.isinf(self.high)
             open_ &= (self.low < self.most) & (trial > 0)
+            if trusting:
+                open_ &= torch.isinf(self.high) | ~(self.root() <= self.low * (1 + rtol))
             if enough is not None:
                 open_ &= self.high > enough
             index = index[open_[index]]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import math
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,7 +14,7 @@ from torch import Tensor, nn
 from locallip.arithmetic import alone
 from locallip.bounds import Relax
 from locallip.certify.crossing import Crossing
-from locallip.certify.inputs import as_batch, as_deployed, as_domain, as_labels, check_batch_size
+from locallip.certify.inputs import as_batch, as_deployed, as_domain, as_labels, as_seconds, check_batch_size
 from locallip.certify.prover import LINES_POWER, LocalLayers, Method, Prover, another_seed, fingerprint, number_of_classes
 from locallip.norms import Guarantee, LanczosNorm
 
@@ -20,6 +22,8 @@ from locallip.norms import Guarantee, LanczosNorm
 #: radius each of them tries.
 _SHARES = (0.998, 0.997, 0.99, 0.97, 0.9, 0.6)
 PROOFS = len(_SHARES)
+#: Branch and bound tries so many radii at most, the first ones larger by this factor each; such a bracket is narrow enough.
+BRANCHES, OUTWARDS, _ENOUGH = 10, 1.3, 0.01
 #: A proof that leaves less than this share of the radius to gain is the last one.
 _WORTH = 0.004
 #: Failure probability, tolerance and steps of the guide's norms: so little is asked of them that they cost an eighth of
@@ -44,6 +48,7 @@ def certified_radius(
     seed: int | None = None,
     deployed_dtype: torch.dtype | str | None = None,
     method: Method = "auto",
+    branch_seconds: float = 0.0,
 ) -> Tensor:
     """A radius up to which the prediction of y is certified, (B,) float64; 0 where it is wrong at x, tied or not finite.
 
@@ -51,7 +56,8 @@ def certified_radius(
     with its own proof under `guarantee`; the failure probability is split over all of them. Under "estimate" norms from
     `power_steps` steps take the place of the proof, and nothing is proved. Radii are finite: where nothing takes the label
     away, they end at the diagonal of `input_domain`, or without one at some thousand times the radius that the bound over
-    all inputs gives. Costs one or two proofs per input and about as much again for the search.
+    all inputs gives. Costs one or two proofs per input and about as much again for the search. With `branch_seconds` branch
+    and bound then looks for larger radii, for about so long per input.
     """
     check_batch_size(batch_size)
     x = as_batch(x, model, input_domain)
@@ -67,6 +73,7 @@ def certified_radius(
         device=x.device,
         deployed_dtype=deployed_dtype,
         method=method,
+        branch_seconds=branch_seconds,
     )
     return finder(x, y)
 
@@ -76,7 +83,7 @@ class RadiusFinder:
 
     `seed_again` begins a new stream of random numbers, so that a batch gives the same radii whatever came before it.
     `prover` is one that is there already and need not be made again: with the same arguments, of the same model, which has
-    not changed since; for "high_probability" it must allow for PROOFS probes.
+    not changed since; for "high_probability" it must allow for PROOFS probes, and with `branch_seconds` for BRANCHES more.
     """
 
     @alone()
@@ -95,8 +102,11 @@ class RadiusFinder:
         prover: Prover | None = None,
         deployed_dtype: torch.dtype | str | None = None,
         method: Method = "auto",
+        branch_seconds: float = 0.0,
     ):
         check_batch_size(batch_size)
+        self.branch_seconds = as_seconds(branch_seconds, method)
+        probes = PROOFS + (BRANCHES if self.branch_seconds else 0)
         self.model, self.input_domain, self.batch_size = model, as_domain(input_domain), batch_size
         if prover is None:
             prover = Prover(
@@ -104,7 +114,7 @@ class RadiusFinder:
                 input_shape,
                 guarantee,
                 failure_prob=failure_prob,
-                probes=PROOFS,
+                probes=probes,
                 power_steps=power_steps,
                 seed=seed,
                 device=device,
@@ -121,7 +131,7 @@ class RadiusFinder:
                 "deployed_dtype": as_deployed(deployed_dtype),
                 "method": method,
             }
-            _check_prover(prover, wanted)
+            _check_prover(prover, wanted, probes)
         self.prover, self.guide = prover, _guide(prover, seed)
         self.classes = number_of_classes(prover)
         self.fingerprint = fingerprint(model)
@@ -145,7 +155,7 @@ class RadiusFinder:
             return search.radii(zero if least is None else least.to(x), far if below is None else below.to(x))
 
 
-def _check_prover(prover: Prover, wanted: Mapping[str, Any]) -> None:
+def _check_prover(prover: Prover, wanted: Mapping[str, Any], probes: int) -> None:
     """Refuse bounds of another model, of other weights, or with other promises than those asked for."""
     made = {**vars(prover), "input_shape": prover.network.input_shape}
     for name, value in wanted.items():
@@ -154,8 +164,8 @@ def _check_prover(prover: Prover, wanted: Mapping[str, Any]) -> None:
             raise ValueError(
                 f"this prover was made with another {name}{what}; make one with the arguments of the RadiusFinder"
             )
-    if prover.guarantee is Guarantee.HIGH_PROBABILITY and prover.probes < PROOFS:
-        raise ValueError(f"this prover divides failure_prob among {prover.probes} probes; radii need {PROOFS}")
+    if prover.guarantee is Guarantee.HIGH_PROBABILITY and prover.probes < probes:
+        raise ValueError(f"this prover divides failure_prob among {prover.probes} probes; radii need {probes}")
     with prover.held(prover.model, "prover"):
         pass
 
@@ -176,7 +186,7 @@ class _Search:
     def __init__(self, finder: RadiusFinder, x: Tensor, y: Tensor):
         self.x, self.y = x, y
         self.prover, self.guide = finder.prover, finder.guide
-        self.domain, self.batch_size = finder.input_domain, finder.batch_size
+        self.domain, self.batch_size, self.seconds = finder.input_domain, finder.batch_size, finder.branch_seconds
         self.finite = torch.isfinite(x.flatten(1)).all(1)
         self.bendable = torch.zeros_like(self.finite)  # where boxes are sharpened by lines
 
@@ -191,9 +201,30 @@ class _Search:
         most = torch.minimum(self._reach(proved), below.nextafter(torch.zeros_like(below)))
         if self.prover.has_lines:
             proved = self._by_lines(lead, proved, most, right)
-        if not self.prover.has_norms:
-            return proved
-        return self._proved(lead, proved, most, self._guided(lead, proved, most, unmasked.power, right), right)
+        if self.prover.has_norms:
+            proved = self._proved(lead, proved, most, self._guided(lead, proved, most, unmasked.power, right), right)
+        for i in right.tolist() if self.seconds else ():
+            proved[i] = self._branched(i, float(proved[i]), float(most[i]))
+        return proved
+
+    def _branched(self, i: int, low: float, most: float) -> float:
+        """The radius of one input, at least `low` and at most `most`, by branch and bound: outwards, then by bisection."""
+        end, high, some = time.monotonic() + self.seconds, math.inf, torch.tensor([i], device=self.x.device)
+        trial = min(OUTWARDS * low, most)
+        for _ in range(BRANCHES):
+            left = end - time.monotonic()
+            if not (low < trial < high) or high < low * (1 + _ENOUGH) or left <= 0:
+                break
+            # What cannot be shown takes all of its time, so some is left for smaller radii.
+            found = self.prover.branched(
+                self.x[some], self.y[some], self.x.new_tensor([trial]), left / 2, domain=self.domain
+            )
+            if bool((found.worst > 0) & torch.isfinite(found.lipschitz)) and bool(self.finite[i]):
+                low = trial
+            else:
+                high = trial
+            trial = min(OUTWARDS * low, most) if math.isinf(high) else math.sqrt(low * high)
+        return low
 
     def _by_lines(self, lead: Tensor, proved: Tensor, most: Tensor, index: Tensor) -> Tensor:
         """What lines prove, with boxes that they sharpen where that promises more; no probe needs a norm."""
@@ -207,7 +238,8 @@ class _Search:
         if not len(index):
             return proved
         found = Crossing(lead, most, torch.full_like(lead, LINES_POWER))
-        found.search(lambda some, eps: self._margins(self.prover, "none", some, eps, "boxes"), index, first, *_LINES)
+        probe = lambda some, eps: self._margins(self.prover, "none", some, eps, "boxes")  # noqa: E731
+        found.search(probe, index, first, *_LINES, trusting=True)
         return torch.maximum(proved, found.low)
 
     def _reach(self, radius: Tensor) -> Tensor:

@@ -202,6 +202,7 @@ def _finder(job: Job, certifier: Certifier, images: ImageSet, seed: int) -> Radi
         device=job.device,
         prover=None if alone else certifier.prover,
         method=job.method,
+        branch_seconds=job.branch_seconds,
         deployed_dtype=job.deployed_dtype,
     )
 
