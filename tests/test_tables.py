@@ -428,3 +428,21 @@ def test_parts_of_the_bound_stand_below_each_other_and_a_damaged_file_is_named(t
         path.write_text(broken)
         with pytest.raises(WrongResult, match=r"tightness-cuda\.json is not a result"):
             tables.tightness_tables(tmp_path)
+
+
+def test_bounds_are_shown_by_network_with_what_was_measured(tmp_path):
+    assert tables.bounds_tables(tmp_path) == "Nothing has been measured yet."
+    rows = [
+        {"network": "one", "images": 9, "bound": "lines", "by": "locallip", "median": 0.12345, "seconds": 2.25},
+        {"network": "one", "images": 9, "eps": "0.3", "bound": "auto", "by": "locallip", "certified": 0.5, "seconds": 1.0},
+    ]
+    values = {"about": {"hardware": "a CPU"}, "threads": 1, "rows": rows}
+    (tmp_path / "bounds-here.json").write_text(json.dumps(values))
+    shown = tables.bounds_tables(tmp_path)
+    assert shown.startswith("**one**, 9 images, 1 threads, a CPU")
+    assert "| lines | locallip | 0.123 | 2.2 |" in shown
+    assert "| Bound at eps 0.3 |" in shown
+    assert "| auto | locallip | 50.0 | 1.0 |" in shown
+    (tmp_path / "bounds-here.json").write_text(json.dumps({**values, "rows": [{"network": "one"}]}))
+    with pytest.raises(WrongResult, match="not a result of benchmarks/bounds"):
+        tables.bounds_tables(tmp_path)

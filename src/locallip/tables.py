@@ -155,18 +155,22 @@ def bounds_tables(results: Path) -> str:
             for name in dict.fromkeys(row["network"] for row in values["rows"]):
                 rows = [row for row in values["rows"] if row["network"] == name]
                 title = f"**{name}**, {rows[0]['images']} images, {values['threads']} threads, {values['about']['hardware']}"
-                radii = [row for row in rows if "median" in row]
-                cells = [[row["bound"], row["by"], f"{row['median']:.3g}", f"{row['seconds']:.1f}"] for row in radii]
-                parts += [title, markdown(("Bound", "By", "Median radius", "Seconds"), cells)]
-                counted = [row for row in rows if "certified" in row]
-                cells = [
-                    [row["bound"], row["by"], f"{100 * row['certified']:.1f}", f"{row['seconds']:.1f}"] for row in counted
-                ]
+                radii, counted = ([row for row in rows if kind in row] for kind in ("median", "certified"))
+                parts.append(title)
+                if radii:
+                    parts.append(_bounds_table("Bound", "Median radius", [f"{row['median']:.3g}" for row in radii], radii))
                 if counted:
-                    parts += [markdown((f"Bound at eps {counted[0]['eps']}", "By", "Certified, %", "Seconds"), cells)]
+                    shares = [f"{100 * row['certified']:.1f}" for row in counted]
+                    parts.append(_bounds_table(f"Bound at eps {counted[0]['eps']}", "Certified, %", shares, counted))
         except (ValueError, TypeError, KeyError) as error:
             raise WrongResult(f"{path} is not a result of benchmarks/bounds.py: {error!r}") from None
     return "\n\n".join(parts) or NOTHING
+
+
+def _bounds_table(bound: str, figure: str, figures: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
+    pairs = zip(rows, figures, strict=True)
+    cells = [[str(row["bound"]), str(row["by"]), shown, f"{row['seconds']:.1f}"] for row, shown in pairs]
+    return markdown((bound, "By", figure, "Seconds"), cells)
 
 
 def later_table(results: Path) -> str:
