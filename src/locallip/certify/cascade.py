@@ -161,8 +161,8 @@ class Certifier:
             input_shape,
             guarantee,
             failure_prob=failure_prob,
-            # Norms of dense layers alone, again with slopes, of all layers, of these more closely, and before branching.
-            probes=5 if self.branch_seconds else 4,
+            # Norms of dense layers alone, of all layers, of these more closely, and before branching.
+            probes=4 if self.branch_seconds else 3,
             power_steps=power_steps,
             seed=seed,
             device=device,
@@ -263,10 +263,12 @@ class _Cascade:
             if self.prover.has_slopes:
                 self._try("all", LOCAL_SLOPES, index)
             return
-        if self.prover.has_cheap_layers:
+        if self.prover.has_cheap_layers and self.prover.has_slopes:
+            index = self._each_batch(self._dense, index)
+        elif self.prover.has_cheap_layers:
             index = self._try("dense", DENSE, index, slopes=False)
-        if self.prover.has_slopes:
-            index = self._try("dense" if self.prover.has_cheap_layers else "none", SLOPES, index)
+        elif self.prover.has_slopes:
+            index = self._try("none", SLOPES, index)
         if not self.prover.is_dense:
             index = self._each_batch(self._promising, index)
         check = LOCAL_SLOPES if self.prover.has_slopes else LOCAL
@@ -315,6 +317,13 @@ class _Cascade:
         domain = self.inputs.domain
         found = self.prover.margin(*self.inputs.take(index), local=local, domain=domain, slopes=slopes, relax=relax)
         return self._certified(index, found, check)
+
+    def _dense(self, index: Tensor) -> Tensor:
+        """Certify by norms of dense layers, without slopes and with them; returns the rest."""
+        plain, sloped = self.prover.margins(*self.inputs.take(index), local="dense", domain=self.inputs.domain)
+        left = self._certified(index, plain, DENSE)
+        open_ = torch.isin(index, left)
+        return self._certified(left, Margin(*(values[open_] for values in sloped)), SLOPES)
 
     def _branch(self, index: Tensor, seconds: float) -> None:
         found = self.prover.branched(*self.inputs.take(index), seconds, domain=self.inputs.domain)

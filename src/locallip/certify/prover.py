@@ -197,7 +197,16 @@ class Prover:
         relax: Relax | None = None,
     ) -> Margin:
         """What is proved of the label's lead on each ball; NaN where nothing is. Without `slopes` they are not tried."""
-        trace = self.trace(x, eps, local=local, domain=domain, relax=relax)
+        return self._margin_of(self.trace(x, eps, local=local, domain=domain, relax=relax), y, slopes)
+
+    def margins(
+        self, x: Tensor, y: Tensor, eps: Tensor, *, local: LocalLayers, domain: tuple[float, float] | None
+    ) -> tuple[Margin, Margin]:
+        """`margin` without slopes and with them, by the same norms."""
+        trace = self.trace(x, eps, local=local, domain=domain)
+        return self._margin_of(trace, y, False), self._margin_of(trace, y, True)
+
+    def _margin_of(self, trace: Trace, y: Tensor, slopes: bool) -> Margin:
         assert trace.logits_error is not None
         return Margin(self.lead_of(trace, y, slopes), trace.lipschitz, trace.logits, trace.logits_error)
 
