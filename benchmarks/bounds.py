@@ -216,8 +216,9 @@ def main() -> None:
         for row in itertools.chain(*parts):
             rows.append({"network": name, "images": len(x), **row})
             print(rows[-1], flush=True)
-    settings = {"images": args.images, "threads": torch.get_num_threads(), "probes": PROBES, "rows": rows}
-    print(record.write(args.name, settings, device=torch.device("cpu"), seed=0, begin=begin))
+        # After every network: the next one may take an hour.
+        settings = {"images": args.images, "threads": torch.get_num_threads(), "probes": PROBES, "rows": rows}
+        print(record.write(args.name, settings, device=torch.device("cpu"), seed=0, begin=begin), flush=True)
 
 
 if __name__ == "__main__":
