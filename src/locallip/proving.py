@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from dataclasses import asdict
 from json import dumps
-from math import inf
 from pathlib import Path
 from typing import Literal
 
@@ -19,7 +18,7 @@ from locallip.options import check, device_of
 from locallip.processes import processes
 from locallip.proofs import Job, WrongRows, certify_images, verify_rows
 from locallip.proofs.rows import FORMATS
-from locallip.proofs.settings import Settings, about_file
+from locallip.proofs.settings import MOST_SECONDS, Settings, about_file
 from locallip.proofs.settings import read_about as read_settings
 from locallip.proofs.summary import describe
 from locallip.zoo import WrongModel
@@ -98,7 +97,10 @@ def certify(
     check(limit is None or limit > 0, f"--limit must be at least 1, got {limit}")
     check(batch is None or 0 < batch <= 10**6, f"--batch must lie between 1 and 1000000, got {batch}")
     check(chunk is None or 0 < chunk <= 10**6, f"--chunk must lie between 1 and 1000000, got {chunk}")
-    check(0 <= branch_seconds < inf, f"--branch-seconds must be at least 0, got {branch_seconds}")
+    check(
+        0 <= branch_seconds <= MOST_SECONDS,
+        f"--branch-seconds must lie between 0 and {MOST_SECONDS:g}, got {branch_seconds}",
+    )
     check(not branch_seconds or method != "local", "--branch-seconds: --method local leaves branch and bound out")
     check(attack_steps >= 0, f"--attack-steps must be at least 0, got {attack_steps}")
     check(power_steps >= 1, f"--power-steps must be at least 1, got {power_steps}")

@@ -131,7 +131,8 @@ class Way:
 
     def searched(self, steps: int) -> list[Tensor]:
         """Slopes for which the bound is small, one tensor (n, h) per bend."""
-        return descend(self.value, self.kept, self.line_slopes(), steps)[0]
+        slopes = self.line_slopes()
+        return descend(self.value, self.kept, slopes, steps)[0] if slopes else slopes
 
     @property
     def in_turn(self) -> list[Bend]:

@@ -7,6 +7,8 @@ import zlib
 from collections.abc import Iterator
 
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
+#: Chunks that readers must know.
+_CRITICAL = (b"IHDR", b"PLTE", b"IDAT", b"IEND")
 #: Channels by the colour type of the header: grey, RGB, palette, grey and RGB with transparency.
 _CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
 #: First column and row, and the distance to the next, of the passes of an interlaced image.
@@ -21,8 +23,14 @@ def check_png(content: bytes, most: int) -> int | None:
     if not content.startswith(_SIGNATURE):
         raise ValueError("it does not begin like a PNG file")
     chunks = list(_chunks(content))
-    if not chunks or chunks[0][0] != b"IHDR" or len(chunks[0][1]) != 13:
-        raise ValueError("it has no header")
+    names = [name for name, _ in chunks]
+    if not chunks or names[0] != b"IHDR" or names.count(b"IHDR") > 1 or len(chunks[0][1]) != 13:
+        raise ValueError("it has no header, or several")
+    if names[-1] != b"IEND" or names.count(b"IEND") > 1:
+        raise ValueError("it does not end like a PNG file")
+    strange = [name for name in names if name[:1].isupper() and name not in _CRITICAL]
+    if strange or b"tRNS" in names[names.index(b"IDAT") if b"IDAT" in names else 0 :]:
+        raise ValueError("it holds what no reader may pass over")
     width, height, depth, kind, _, _, interlaced = struct.unpack(">IIBBBBB", chunks[0][1])
     if kind not in _CHANNELS or interlaced not in (0, 1) or depth not in (1, 2, 4, 8, 16):
         raise ValueError("its header is wrong")
@@ -35,8 +43,10 @@ def check_png(content: bytes, most: int) -> int | None:
     rows = inflate.decompress(packed, expected + 1)
     if len(rows) != expected or not inflate.eof or inflate.unused_data:
         raise ValueError("its rows are not all there, or there are too many")
-    palette = [data for name, data in chunks if name == b"PLTE"]
-    return len(palette[0]) // 3 if kind == 3 and palette else None
+    palettes = [data for name, data in chunks if name == b"PLTE"]
+    if len(palettes) > 1 or (kind == 3 and not palettes):
+        raise ValueError("it has no palette, or several")
+    return len(palettes[0]) // 3 if kind == 3 else None
 
 
 def _chunks(content: bytes) -> Iterator[tuple[bytes, bytes]]:

@@ -145,6 +145,8 @@ COMMON: Checks = {
     "hardware": is_text,
     "environment": lambda value: isinstance(value, dict),
 }
+#: More for branch and bound on one image is a mistake, or made to keep those busy who verify.
+MOST_SECONDS = 86400.0
 _CHECKS: Checks = {
     **COMMON,
     "guarantee": lambda value: value in [member.value for member in Guarantee],
@@ -153,7 +155,7 @@ _CHECKS: Checks = {
     "power_steps": is_whole(1),
     "radii": is_bool,
     "method": lambda value: value in ("auto", "local", "lines"),
-    "branch_seconds": lambda value: type(value) in (int, float) and 0 <= value < math.inf,
+    "branch_seconds": lambda value: type(value) in (int, float) and 0 <= value <= MOST_SECONDS,
     "deployed_dtype": lambda value: value in (None, "float32"),
     "structure": lambda value: isinstance(value, str),
     "chunk": is_whole(0),
