@@ -251,10 +251,15 @@ def test_printed_radii_and_risks_are_not_better_than_proved_ones() -> None:
     assert Fraction(median) <= Fraction(1.0001 * eps)
 
 
-@pytest.mark.parametrize(("value", "text"), [(0.3, "0.3"), (0.1 + 0.2, "0.3"), (1e-5, "1e-05"), (0.0, "0"), (1.58, "1.58")])
+@pytest.mark.parametrize(("value", "text"), [(0.3, "0.3"), (1e-5, "1e-05"), (0.0, "0"), (1.58, "1.58")])
 def test_short_numbers_are_printed_as_they_are(value: float, text: str) -> None:
     assert shown(value) == text
     assert shown(value, 3, upwards=True) == text
+
+
+def test_what_is_a_bit_above_a_short_number_is_not_called_that_number() -> None:
+    assert shown(0.1 + 0.2) == "0.3"
+    assert shown(0.1 + 0.2, 3, upwards=True) == "0.301"  # a risk is never said to be smaller than it is
 
 
 @pytest.mark.parametrize("radii", [False, True])
