@@ -63,8 +63,8 @@ NETWORKS: dict[str, tuple[str, Callable[[], list[nn.Module]]]] = {
 #: The radius at which images are counted.
 EPS = {"lirpa_cifar_2c2f": "36/255", "lirpa_mnist_fc_3layer": "0.3", "cap_mnist": "0.25", "random": "0.5"}
 BRANCH_SECONDS = 20.0
-#: Images that the peer looks at together: its memory grows with them.
-TOGETHER = 10
+#: Images that the peer looks at together: the memory of alpha-CROWN grows with them.
+TOGETHER = {"CROWN": 100, "CROWN-Optimized": 10}
 PEERS = {"crown": "CROWN", "alpha": "CROWN-Optimized"}
 #: Calls of the peer, which narrow a bracket of a factor of 4096 to 0.2 %.
 PROBES = 12
@@ -107,7 +107,8 @@ def median_radius(certified: Callable[[float], Tensor], low: float, high: float)
 
 def peer(model: nn.Module, x: Tensor, y: Tensor, method: str) -> Callable[[float], Tensor]:
     """Which images auto_LiRPA certifies at a radius."""
-    parts = [part_of_peer(model, *part, method) for part in zip(x.split(TOGETHER), y.split(TOGETHER), strict=True)]
+    size = TOGETHER[method]
+    parts = [part_of_peer(model, *part, method) for part in zip(x.split(size), y.split(size), strict=True)]
     return lambda eps: torch.cat([part(eps) for part in parts])
 
 
@@ -187,7 +188,9 @@ def measured(model: nn.Module, x: Tensor, y: Tensor, peers: list[str]) -> Iterat
             method,
             "locallip",
             "median",
-            lambda method=method: statistics.median(ll.certified_radius(model, x, y, method=method, seed=0).tolist()),
+            lambda method=method: statistics.median(
+                ll.certified_radius(model, x, y, method=method, seed=0, batch_size=TOGETHER["CROWN"]).tolist()
+            ),
         )
     for name in peers:
         certified = peer(model, x, y, PEERS[name])
