@@ -439,7 +439,7 @@ def test_bounds_are_shown_by_network_with_what_was_measured(tmp_path):
     values = {"about": {"hardware": "a CPU"}, "threads": 1, "rows": rows}
     (tmp_path / "bounds-here.json").write_text(json.dumps(values))
     shown = tables.bounds_tables(tmp_path)
-    assert shown.startswith("**one**, 9 images, 1 threads, a CPU")
+    assert shown.startswith("**one**, 9 images, a CPU")
     assert "| lines | locallip | 0.123 | 2.2 |" in shown
     assert "| Bound at eps 0.3 |" in shown
     assert "| auto | locallip | 50.0 | 1.0 |" in shown

@@ -154,7 +154,7 @@ def bounds_tables(results: Path) -> str:
             values = json.loads(path.read_text(encoding="utf-8"))
             for name in dict.fromkeys(row["network"] for row in values["rows"]):
                 rows = [row for row in values["rows"] if row["network"] == name]
-                title = f"**{name}**, {rows[0]['images']} images, {values['threads']} threads, {values['about']['hardware']}"
+                title = f"**{name}**, {rows[0]['images']} images, {values['about']['hardware']}"
                 radii, counted = ([row for row in rows if kind in row] for kind in ("median", "certified"))
                 parts.append(title)
                 if radii:
