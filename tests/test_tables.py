@@ -440,9 +440,9 @@ def test_bounds_are_shown_by_network_with_what_was_measured(tmp_path):
     (tmp_path / "bounds-here.json").write_text(json.dumps(values))
     shown = tables.bounds_tables(tmp_path)
     assert shown.startswith("**one**, 9 images, a CPU")
-    assert "| lines | locallip | 0.123 | 2.2 |" in shown
+    assert "| lines | locallip | 0.123 | 2.25 |" in shown
     assert "| Bound at eps 0.3 |" in shown
-    assert "| auto | locallip | 50.0 | 1.0 |" in shown
+    assert "| auto | locallip | 50.0 | 1.00 |" in shown
     (tmp_path / "bounds-here.json").write_text(json.dumps({**values, "rows": [{"network": "one"}]}))
     with pytest.raises(WrongResult, match="not a result of benchmarks/bounds"):
         tables.bounds_tables(tmp_path)

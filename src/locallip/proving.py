@@ -80,8 +80,8 @@ def certify(
             takes several times as long.
         method: local is the paper's bound, lines linear relaxation (CROWN) alone; auto takes both, each where it pays, and
             also looks for slopes that pull the worst logits back through the network.
-        branch_seconds: Try branch and bound on what nothing else decides, for about so many seconds per image; in small
-            networks it decides nearly all. Radii are then looked for as long again.
+        branch_seconds: Try branch and bound on what nothing else decides, for about so many seconds per image; the
+            smaller the network, the more it decides. Radii are then looked for as long again.
         deployed_dtype: Certify what the program in float32 does as well, at every point that float32 can hold (default: the
             network in exact arithmetic alone).
         failure_prob: Under high_probability, the chance that one image's certificate, or its radius, is wrong.

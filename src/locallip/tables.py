@@ -169,7 +169,7 @@ def bounds_tables(results: Path) -> str:
 
 def _bounds_table(bound: str, figure: str, figures: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
     pairs = zip(rows, figures, strict=True)
-    cells = [[str(row["bound"]), str(row["by"]), shown, f"{row['seconds']:.1f}"] for row, shown in pairs]
+    cells = [[str(row["bound"]), str(row["by"]), shown, f"{row['seconds']:.2f}"] for row, shown in pairs]
     return markdown((bound, "By", figure, "Seconds"), cells)
 
 

@@ -102,8 +102,8 @@ def certify(
     `attack_steps=0` leaves the attack out. The statement is about the network in real arithmetic with the stored weights
     (docs/soundness.md); `deployed_dtype="float32"` makes CERTIFIED hold for the float32 program as well, at every x' that
     float32 can hold. `method="local"` keeps to the paper's bound and "lines" to linear relaxation; each proves less.
-    With `branch_seconds` branch and bound is tried on what nothing else decides, for about so long per input: in small
-    networks it may decide nearly all, and what it decides follows from the time that it is given.
+    With `branch_seconds` branch and bound is tried on what nothing else decides, for about so long per input. The smaller
+    the network, the more it decides; what it decides follows from the time that it is given.
     """
     check_batch_size(batch_size)
     x = as_batch(x, model, input_domain)
@@ -221,8 +221,7 @@ class _Inputs(NamedTuple):
 class _Cascade:
     """misclassified -> bound from unmasked norms -> attack -> lines -> local bound -> branch and bound.
 
-    Each sees what is undecided.
-    Lines that promise more than norms sharpen the boxes of single units, and then also the norms; elsewhere norms have the
+    Each sees what is undecided. Lines that promise more than norms sharpen the boxes of single units, and then also the norms; elsewhere norms have the
     last word. Where proofs are dear, norms per input are first taken in the dense layers alone, then slopes are looked for;
     norms of all layers are taken only where norms from below leave the proof a chance, roughly and then closely.
     """

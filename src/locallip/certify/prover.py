@@ -47,6 +47,8 @@ Method = Literal["auto", "local", "lines"]
 PROMISING = 0.5
 #: What lines let a margin lose grows about as this power of eps: boxes grow, and the gaps in them.
 LINES_POWER = 1.8
+#: A guess of a radius where nothing rises.
+FAR = 1e30
 #: Steps of the guess where a proof may succeed: few, as it may err towards trying.
 GUESS_STEPS = 40
 #: The norms over all inputs are taken once and stand in every certificate, so they are taken more closely than those of one
@@ -223,7 +225,7 @@ class Prover:
             by_lines = rises_by_lines(self.network, trace, y, rival)[:, 0]
             by_norms = lead(trace.logits, y) - lead(worst_logits(self.network, replace(trace, relaxation=None), y).worst, y)
         promising = (by_lines < self.leaning * PROMISING * by_norms) & (eps > 0) if self.has_norms else eps > 0
-        return torch.where(promising, eps * (ahead / by_lines) ** (1 / LINES_POWER), 0.0).nan_to_num(0.0, 0.0, 0.0)
+        return torch.where(promising, eps * (ahead / by_lines) ** (1 / LINES_POWER), 0.0).nan_to_num(0.0, FAR, 0.0)
 
     def bendable(self, x: Tensor, y: Tensor, *, domain: tuple[float, float] | None = None) -> Tensor:
         """Where boxes are to be sharpened by lines, (B,) bool."""
