@@ -221,9 +221,10 @@ class _Inputs(NamedTuple):
 class _Cascade:
     """misclassified -> bound from unmasked norms -> attack -> lines -> local bound -> branch and bound.
 
-    Each sees what is undecided. Lines that promise more than norms sharpen the boxes of single units, and then also the norms; elsewhere norms have the
-    last word. Where proofs are dear, norms per input are first taken in the dense layers alone, then slopes are looked for;
-    norms of all layers are taken only where norms from below leave the proof a chance, roughly and then closely.
+    Each sees what is undecided. Lines that promise more than norms sharpen the boxes of single units, and then also the
+    norms; elsewhere norms have the last word. Where proofs are dear, norms per input are first taken in the dense layers
+    alone, without slopes and with them; norms of all layers are taken only where norms from below leave the proof a chance,
+    roughly and then closely.
     """
 
     def __init__(self, inputs: _Inputs, prover: Prover, attack_steps: int, seed: int | None, watch: Callable[[int], None]):
