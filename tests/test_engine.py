@@ -11,7 +11,7 @@ from locallip.bounds import global_bound, propagate, worst_logits
 from locallip.losses import bcp_loss, gloro_loss, lmt_loss, sparsity_loss, trades_loss
 from locallip.models import ACTIVATIONS
 from locallip.network import in_precision
-from locallip.norms import ExactNorm, NormKey, PowerNorm, WarmStarts
+from locallip.norms import BatchStarts, ExactNorm, NormKey, PowerNorm, WarmStarts
 from locallip.norms.rows import Rows
 from locallip.training.batches import Batch
 from locallip.training.engine import Engine
@@ -424,6 +424,24 @@ def test_a_step_touches_the_vectors_of_its_samples_alone():
         assert not (rows[first.index] == before[place][first.index]).all(1).any()
         lengths = rows[first.index].norm(dim=1)
         torch.testing.assert_close(lengths, torch.ones_like(lengths), rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("pieces", [1, 3])
+def test_following_changes_the_vectors_alone_and_brings_them_to_the_norm(pieces):
+    engine = make_engine(recipe(power_steps=1), pieces=pieces)
+    layers = BatchStarts(engine.shared, engine.noise)
+    global_bound(engine.network, PowerNorm(400, layers, torch.zeros(1, dtype=torch.long)), torch.zeros(1))
+    for place, u in layers.vectors.items():  # those of whole layers, which cap all others, are known after a resume
+        engine.shared[place].copy_(u)
+    expected, before = exact_local_norms(engine), engine.state()
+    first, second = two_batches()
+    untouched = {place: rows[second.index].clone() for place, rows in engine.starts.rows.items()}
+    engine.follow(first, AT, 400)
+    assert all(torch.equal(rows[second.index], untouched[place]) for place, rows in engine.starts.rows.items())
+    engine.follow(second, AT, 400)
+    assert all(torch.equal(value, before[name]) for name, value in engine.state().items())
+    train(engine, 2, FROZEN)
+    torch.testing.assert_close(local_norms(engine), expected, rtol=2e-3, atol=0)
 
 
 def test_vectors_wholly_inside_removed_columns_recover():

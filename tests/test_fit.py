@@ -333,6 +333,22 @@ def test_stop_after_saves_and_resume_goes_on(tmp_path, whole):
     assert_same_run(whole(r), out)
 
 
+def test_vectors_too_large_for_checkpoints_are_followed_before_a_run_goes_on(tmp_path, monkeypatch):
+    """The epoch behind a resume has larger norms the longer random vectors are followed first: they come from below."""
+    found = {}
+    monkeypatch.setattr(running, "LARGEST_SAVED_STARTS", 0)
+    for steps in (1, 60):
+        monkeypatch.setattr(running, "HEALING_STEPS", steps)
+        with pytest.raises(Stopped):
+            run(tmp_path / str(steps), recipe(), stop_after=0.0)
+        checkpoint = RunFolder(tmp_path / str(steps)).load()
+        assert not any(name.startswith("starts.") for name in checkpoint.tensors)
+        run(tmp_path / str(steps), recipe(), resume=True)
+        found[steps] = torch.tensor(RunFolder(tmp_path / str(steps)).metrics()[0]["local_norms"])
+    assert (found[60] > 0.999 * found[1]).all()
+    assert (found[60] > 1.01 * found[1]).any()
+
+
 def test_resuming_a_finished_run_changes_nothing_but_can_evaluate(tmp_path):
     r = recipe(epochs=1.5)
     first = run(tmp_path / "run", r)

@@ -82,6 +82,44 @@ def ranks(results: Path) -> str:
     return f"{markdown(head, rows)}\n\n{about.partition(',')[0]}; {threads}."
 
 
+def restarts(results: Path) -> str:
+    """What it costs a training that its saved vectors begin at random again, on a frozen network and in a run."""
+    frozen, run = _read(results, "cold_restart-cpu"), _read(results, "cold_restart-run-cuda")
+    return "\n\n".join(part(of) for part, of in ((_frozen, frozen), (_gone_on, run)) if of) or NOTHING
+
+
+def _frozen(measured: Mapping[str, Any]) -> str:
+    rows = [
+        [str(row["more_steps_in_the_first_epoch"]), *[f"{epoch['product']:.1f} %" for epoch in row["short"]]]
+        for row in measured["rows"]
+    ]
+    epochs = [f"epoch {number}" for number in range(1, len(rows[0]))]
+    about = (
+        f"How far the product of the norms of all layers stays below the converged one, in the mean of {measured['images']} "
+        f"images: weights of `{measured['network']}` as they are, {measured['power_steps']} power steps an epoch."
+    )
+    return f"{about}\n\n{markdown(('Steps beforehand', *epochs), rows)}"
+
+
+def _gone_on(measured: Mapping[str, Any]) -> str:
+    rows = []
+    for row in measured["rows"]:
+        cold, warm = row["cold"], row["warm"]
+        lost = 100 * (cold["local_bound"] / warm["local_bound"] - 1)
+        robust = [f"{100 * figures['robust']:.2f}" for figures in (cold, warm)]
+        steps, seconds = str(row["healing_steps"]), f"{row['healing_seconds']:.1f} s"
+        rows.append([steps, seconds, str(row["behind_the_restart"]), f"{lost:+.1f} %", *robust])
+    head = (
+        "Steps beforehand",
+        "which took",
+        "Epoch behind the restart",
+        "Local bound, beside the run that kept its vectors",
+        "Estimated robust %",
+        "of the run that kept them",
+    )
+    return f"`{measured['recipe']}` on {measured['about']['hardware']}:\n\n{markdown(head, rows)}"
+
+
 def exponents(results: Path) -> str:
     """How time and memory grow with each axis, on every machine that was measured."""
     parts = []

@@ -28,6 +28,7 @@ PARTS: dict[str, Callable[[Path], str]] = {
     "certificates": lambda results: tables.certificates_table(results) or "No certificates have been issued yet.",
     "speeds": costs.speeds,
     "ranks": costs.ranks,
+    "restarts": costs.restarts,
     "exponents": costs.exponents,
     "imagenet": costs.imagenet,
     "audits": lambda results: tables.audits_table(results) or "No network has been audited yet.",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -146,6 +147,21 @@ class Engine:
             else:
                 after = self._replay(batch, vectors)
         self._put_back(batch, after)
+
+    @torch.no_grad()
+    def follow(self, batch: Batch, setting: Setting, steps: int) -> None:
+        """Take the saved vectors of a batch so many power steps further, and change nothing else; not compiled."""
+        self._set(setting)
+        vectors = self._take(batch)
+        further = replace(self.recipe, power_steps=steps)
+        objective = Objective(self.objective.network, further, self.noise, self.layout)
+        size, found = len(batch.x) // self.pieces, []
+        with arithmetic(self.recipe, self.device):
+            for first in range(0, len(batch.x), size):
+                piece = slice(first, first + size)
+                rows = {place: u[piece] for place, u in vectors.items()}
+                found.append(objective.bounded(batch.x[piece], batch.y[piece], self.eps, self.mix, rows, self.shared, {})[2])
+        self._put_back(batch, {place: torch.cat([some[place] for some in found]) for place in vectors})
 
     def _set(self, setting: Setting) -> None:
         self.eps.fill_(setting.eps)

@@ -29,6 +29,9 @@ from locallip.training.share import share_of
 
 #: Saved vectors above this size are left out of checkpoints: a resumed run then begins with random ones.
 LARGEST_SAVED_STARTS = 2 * 10**9
+#: Power steps that follow them before it goes on: more than these bring less than the next epochs do
+#: (benchmarks/cold_restart.py).
+HEALING_STEPS = 8
 #: Seconds between checkpoints, which come at the end of an epoch.
 CHECKPOINT_SECONDS = 60.0
 #: Steps between two questions of several processes to each other whether somebody wants to stop.
@@ -79,7 +82,8 @@ class Run:
         self.margin = margin_of(recipe, self.shape[1])
         self.per_epoch = steps_per_epoch(self.count, recipe.batch)
         self.total = max(1, round(recipe.epochs * self.per_epoch))
-        self.step, self.seconds, self.skipped, self.others = 0, 0.0, 0.0, 0.0
+        self.step, self.seconds, self.others = 0, 0.0, 0.0
+        self.is_cold = False  # vectors are random in the middle of a run
         self.share = share_of(recipe.batch, self.count, together)
         self._train = train if together.size == 1 else train.take(self.share.samples(self.count))
         self.plan = plan_memory(recipe, self.model, self._train, device, self.share.part, together.local_size)
@@ -143,8 +147,20 @@ class Run:
         if self.together.first:
             self.folder.truncate_metrics(whole)  # the last epoch may be a part of one
         self.show.say(f"  resumed at step {self.step:,} of {self.total:,}")
-        if not known:
-            self.show.say("  saved vectors were too large for the checkpoint: power iteration begins at random again")
+        self.is_cold = not known and self.step < self.total
+        if self.is_cold:
+            steps = f"{HEALING_STEPS} power steps on every image come first"
+            self.show.say(f"  saved vectors were too large for the checkpoint and begin at random again: {steps}")
+
+    def _heal(self) -> None:
+        """Follow the vectors of all images for a while: random ones would make norms, and the loss with them, too small."""
+        begin, epoch = time.perf_counter(), self.step // self.per_epoch
+        at = setting(self.recipe, self.step / self.per_epoch)
+        for batch in Epoch(self.count, self.recipe, self.margin, epoch, self.share).batches(self.images):
+            self.engine.follow(batch, at, HEALING_STEPS)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        self.seconds += time.perf_counter() - begin
 
     def _checkpoint(self) -> Checkpoint | None:
         """What the first process finds in the folder: the others may run where that cannot be read."""
@@ -186,6 +202,8 @@ class Run:
         self._saved_at = self._began = time.perf_counter()
         self._saved_step = -1
         board = Board(self.folder.path) if self.together.first else None
+        if self.is_cold:
+            self._heal()
         while self.step < self.total:
             epoch, first = divmod(self.step, self.per_epoch)
             order = Epoch(self.count, self.recipe, self.margin, epoch, self.share)
