@@ -156,7 +156,9 @@ class Relaxation:
             stage = step.stage
         else:
             return None
-        patch: Patch | None = Patch.of_units(torch.zeros(1, dtype=torch.long), ops[0].out_shape, torch.zeros(1))
+        first = self.regions[0].center
+        unit = torch.zeros(1, dtype=torch.long, device=first.device)
+        patch: Patch | None = Patch.of_units(unit, ops[0].out_shape, first)
         sizes, wholes = [], []
         for op in ops:
             # An operator of a user's that derives from ours inherits this as well, and says by its windows that it must not.
