@@ -8,7 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from locallip.ops import Compose, Dense, Identity, LinearOp, Reshape, Sum, compose
+from locallip.ops import Compose, Conv, Dense, Identity, LinearOp, Masked, Reshape, Sum, compose
 
 from .cases import BATCH, LIKE, OPS, Built, OpCase, Weights, conv, dense, matrices
 
@@ -137,6 +137,40 @@ def test_apply_abs_covers_the_absolute_matrix(case: OpCase) -> None:
 
 
 @ops
+def test_adjoint_abs_covers_the_absolute_transpose(case: OpCase) -> None:
+    op = case.build().op
+    matrix = matrices(op)
+    generic = LinearOp.adjoint_abs
+    for r in column_weights(op.out_shape):
+        true, found = times(matrix.abs().mT, r), op.adjoint_abs(r).flatten(1)
+        assert (found >= true * (1 - 1e-12)).all()
+        if case.exact:
+            assert_close(found, true)
+        if not isinstance(op, Masked):  # whose matrix is another for every sample
+            assert_close(generic(op, r).flatten(1), found)
+
+
+class Turned(Conv):
+    """A convolution of the image turned round, by a class that says nothing of `adjoint_abs`."""
+
+    def apply(self, v: Tensor) -> Tensor:
+        return super().apply(v.flip(-1))
+
+    def adjoint(self, w: Tensor) -> Tensor:
+        return super().adjoint(w).flip(-1)
+
+    def apply_abs(self, r: Tensor) -> Tensor:
+        return super().apply_abs(r.flip(-1))
+
+
+def test_what_computes_something_else_inherits_no_adjoint_abs() -> None:
+    op = Turned(Weights().new(2, 1, 3), (1, 8), (2,), [(0, 1)], (1,))
+    w = vectors(op.out_shape).abs()
+    matrix = op.materialize(LIKE).abs().expand(BATCH, -1, -1)
+    assert_close(op.adjoint_abs(w).flatten(1), times(matrix.mT, w))
+
+
+@ops
 def test_materialize_abs_covers_every_entry(case: OpCase) -> None:
     op = case.build().op
     base = getattr(op, "base", op)  # masks are per sample, so a masked operator has no one matrix
@@ -171,6 +205,7 @@ def test_float32_weights_are_converted_exactly(case: OpCase) -> None:
     assert torch.equal(narrow.apply(v), wide.apply(v))
     assert torch.equal(narrow.adjoint(w), wide.adjoint(w))
     assert torch.equal(narrow.apply_abs(v.abs()), wide.apply_abs(v.abs()))
+    assert torch.equal(narrow.adjoint_abs(w.abs()), wide.adjoint_abs(w.abs()))
     assert torch.equal(narrow.row_norms(v.abs()), wide.row_norms(v.abs()))
 
 

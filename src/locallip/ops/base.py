@@ -35,6 +35,12 @@ class LinearOp(ABC):
     #: For maps between images, (channels, *spatial): what an output depends on; None where that is not known.
     windows: Windows | None = None
 
+    def __init_subclass__(cls) -> None:
+        """A class that derives from one of ours and computes something else does not inherit its `adjoint_abs`."""
+        super().__init_subclass__()
+        if "adjoint_abs" not in vars(cls) and not {"apply", "adjoint", "apply_abs"}.isdisjoint(vars(cls)):
+            cls.adjoint_abs = LinearOp.adjoint_abs  # type: ignore[method-assign]
+
     @property
     def fan_out(self) -> int:
         """As `fan_in`, for the adjoint: at most one product per output, and what is behind each entry."""
@@ -60,6 +66,11 @@ class LinearOp(ABC):
     @abstractmethod
     def apply_abs(self, r: Tensor) -> Tensor:
         """|W| r or larger, for r >= 0, (B, *in_shape) -> (B, *out_shape)."""
+
+    def adjoint_abs(self, w: Tensor) -> Tensor:
+        """|W|^T w or larger, for w >= 0, (B, *out_shape) -> (B, *in_shape); by the whole matrix, where nothing is better."""
+        columns = _images_of_units(lambda units: self.apply_abs(units).flatten(1) @ w.flatten(1).T, self.in_shape, w)
+        return columns.T.reshape(-1, *self.in_shape)
 
     @abstractmethod
     def row_norms(self, cols: Tensor) -> Tensor:
@@ -106,6 +117,9 @@ class Identity(LinearOp):
     def apply_abs(self, r: Tensor) -> Tensor:
         return r
 
+    def adjoint_abs(self, w: Tensor) -> Tensor:
+        return w
+
     def row_norms(self, cols: Tensor) -> Tensor:
         return cols
 
@@ -144,6 +158,9 @@ class Compose(LinearOp):
 
     def apply_abs(self, r: Tensor) -> Tensor:
         return self.outer.apply_abs(self.inner.apply_abs(r))
+
+    def adjoint_abs(self, w: Tensor) -> Tensor:
+        return self.inner.adjoint_abs(self.outer.adjoint_abs(w))
 
     def row_norms(self, cols: Tensor) -> Tensor:
         """Exact when the inner rows are orthogonal or the outer rows single entries; the triangle inequality else."""
@@ -185,6 +202,9 @@ class Sum(LinearOp):
     def apply_abs(self, r: Tensor) -> Tensor:
         return total([part.apply_abs(r) for part in self.parts])
 
+    def adjoint_abs(self, w: Tensor) -> Tensor:
+        return total([part.adjoint_abs(w) for part in self.parts])
+
     def row_norms(self, cols: Tensor) -> Tensor:
         return total([part.row_norms(cols) for part in self.parts])
 
@@ -222,6 +242,9 @@ class Masked(LinearOp):
 
     def apply_abs(self, r: Tensor) -> Tensor:
         return _weigh(self.base.apply_abs(_weigh(r, self.cols)), self.rows)
+
+    def adjoint_abs(self, w: Tensor) -> Tensor:
+        return _weigh(self.base.adjoint_abs(_weigh(w, self.rows)), self.cols)
 
     def row_norms(self, cols: Tensor) -> Tensor:
         return _weigh(self.base.row_norms(_weigh(cols, self.cols)), self.rows)

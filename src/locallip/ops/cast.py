@@ -35,6 +35,9 @@ class Cast(LinearOp):
     def apply_abs(self, r: Tensor) -> Tensor:
         return self.base.apply_abs(r.to(self.dtype))
 
+    def adjoint_abs(self, w: Tensor) -> Tensor:
+        return self.base.adjoint_abs(w.to(self.dtype))
+
     def row_norms(self, cols: Tensor) -> Tensor:
         return self.base.row_norms(cols)
 

@@ -71,7 +71,12 @@ class Conv(LinearOp):
         return self._forward(v, self.weight().to(v.dtype))
 
     def adjoint(self, w: Tensor) -> Tensor:
-        weight = self.weight().to(w.dtype)
+        return self._backward(w, self.weight().to(w.dtype))
+
+    def adjoint_abs(self, w: Tensor) -> Tensor:
+        return self._backward(w, self.weight().to(w.dtype).abs())
+
+    def _backward(self, w: Tensor, weight: Tensor) -> Tensor:
         if self._turns:
             return self._convolve(w, self._turned(weight), self._adjoint_sides, self.stride)
         inside = [a if a == b else 0 for a, b in self._sides]

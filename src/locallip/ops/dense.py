@@ -34,6 +34,9 @@ class Dense(LinearOp):
     def apply_abs(self, r: Tensor) -> Tensor:
         return F.linear(r, self._matrix(r).abs())
 
+    def adjoint_abs(self, w: Tensor) -> Tensor:
+        return F.linear(w, self._matrix(w).abs().T)
+
     def row_norms(self, cols: Tensor) -> Tensor:
         return root(F.linear(cols.square(), self._matrix(cols).square()))
 

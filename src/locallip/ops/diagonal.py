@@ -39,6 +39,9 @@ class Diagonal(LinearOp):
     def apply_abs(self, r: Tensor) -> Tensor:
         return r * self.factor(r.dtype).abs()
 
+    def adjoint_abs(self, w: Tensor) -> Tensor:
+        return self.apply_abs(w)
+
     def row_norms(self, cols: Tensor) -> Tensor:
         return self.apply_abs(cols)
 

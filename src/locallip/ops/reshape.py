@@ -31,6 +31,9 @@ class Reshape(LinearOp):
     def apply_abs(self, r: Tensor) -> Tensor:
         return self.apply(r)
 
+    def adjoint_abs(self, w: Tensor) -> Tensor:
+        return self.adjoint(w)
+
     def row_norms(self, cols: Tensor) -> Tensor:
         return self.apply(cols)
 
@@ -60,6 +63,9 @@ class Permute(LinearOp):
 
     def apply_abs(self, r: Tensor) -> Tensor:
         return self.apply(r)
+
+    def adjoint_abs(self, w: Tensor) -> Tensor:
+        return self.adjoint(w)
 
     def row_norms(self, cols: Tensor) -> Tensor:
         return self.apply(cols)
