@@ -36,6 +36,15 @@ class Increasing(Unitwise):
     def slope(self, box: Box) -> Tensor:
         """The largest slope on [lower, upper], or larger."""
 
+    def least_slope(self, box: Box) -> Tensor:
+        """The smallest slope on [lower, upper], or smaller. A class that derives from one of ours does not inherit it."""
+        return torch.zeros_like(box.lower)
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "least_slope" not in vars(cls):
+            cls.least_slope = Increasing.least_slope  # type: ignore[method-assign]
+
     def derivative(self, z: Tensor) -> Tensor:
         """The slope at z, inside a curve."""
         raise NotImplementedError(f"{type(self).__name__} has no curves")
@@ -74,6 +83,11 @@ class LeakyReLU(Increasing):
         left = (~(box.lower >= 0)).to(box.lower.dtype) * self.negative_slope
         return torch.maximum(left, right)
 
+    def least_slope(self, box: Box) -> Tensor:
+        one = torch.ones_like(box.lower)
+        left, right = (torch.where(here, self.negative_slope * one, one) for here in (box.lower < 0, ~(box.upper > 0)))
+        return _known(box, torch.minimum(left, right))
+
 
 class ELU(Increasing):
     """z for z > 0, alpha (e^z - 1) below."""
@@ -101,6 +115,11 @@ class ELU(Increasing):
         left = (~(box.lower >= 0)).to(box.lower.dtype) * self.alpha * box.upper.clamp(max=0).exp()
         return torch.maximum(left, right)
 
+    def least_slope(self, box: Box) -> Tensor:
+        """Increasing up to 0, where it may jump to 1."""
+        left = torch.where(box.lower < 0, _down(self.derivative(box.lower)), 1.0)
+        return _known(box, torch.where(box.upper > 0, left.clamp(max=1.0), left))
+
 
 class Tanh(Increasing):
     """tanh z; the slope 1/cosh^2 is largest at the point of the interval nearest to 0."""
@@ -120,6 +139,9 @@ class Tanh(Increasing):
     def slope(self, box: Box) -> Tensor:
         return _nearest_to_zero(box).cosh().square().reciprocal()
 
+    def least_slope(self, box: Box) -> Tensor:
+        return _known(box, _down(torch.minimum(self.derivative(box.lower), self.derivative(box.upper))))
+
 
 class Sigmoid(Increasing):
     """1 / (1 + e^-z); its slope is 1/(4 cosh^2(z/2))."""
@@ -138,6 +160,9 @@ class Sigmoid(Increasing):
 
     def slope(self, box: Box) -> Tensor:
         return (_nearest_to_zero(box) / 2).cosh().square().reciprocal() / 4
+
+    def least_slope(self, box: Box) -> Tensor:
+        return _known(box, _down(torch.minimum(self.derivative(box.lower), self.derivative(box.upper))))
 
 
 class Softplus(Increasing):
@@ -172,6 +197,9 @@ class Softplus(Increasing):
     def slope(self, box: Box) -> Tensor:
         return torch.sigmoid(_widened(box).upper * self.beta)
 
+    def least_slope(self, box: Box) -> Tensor:
+        return _known(box, _down(self.derivative(_widened(box).lower)))
+
 
 def _widened(box: Box) -> Box:
     slack = gamma(4, box.lower.dtype)
@@ -185,3 +213,14 @@ def _positive(slope: Tensor) -> Tensor:
 def _nearest_to_zero(box: Box) -> Tensor:
     """The point of each interval with the smallest absolute value; NaN stays NaN."""
     return torch.maximum(box.lower, -box.upper).clamp(min=0)
+
+
+def _down(slope: Tensor) -> Tensor:
+    """A number no larger than a slope >= 0 that some roundings may have made too large."""
+    info = torch.finfo(slope.dtype)
+    return (slope * (1 - 64 * info.eps) - info.tiny).clamp(min=0)
+
+
+def _known(box: Box, slope: Tensor) -> Tensor:
+    """`slope`, and 0 where an end of the box overflowed the wrong way, or is NaN: that proves nothing."""
+    return torch.where((box.lower < float("inf")) & (box.upper > -float("inf")), slope, 0.0)

@@ -235,7 +235,7 @@ def bends(activation: Activation, before: Before) -> list[Bend] | None:
     varying = before.varying.inputs.chunk(2, dim=1)[0].flatten(1)
     if not isinstance(upper, Tensor):  # without thresholds
         return [_difference(before, ~varying)]
-    center, box = _sorted(before.center), Box(_sorted(before.box.lower), _sorted(before.box.upper))
+    center, box = sorted_pairs(before.center), Box(sorted_pairs(before.box.lower), sorted_pairs(before.box.upper))
     half = torch.Size((center.shape[1] // 2, *center.shape[2:]))
     none = torch.full(half, float("inf"), dtype=center.dtype, device=center.device)
     low, high = torch.cat([-none, torch.as_tensor(lower).expand(half)]), torch.cat([upper.expand(half), none])
@@ -244,7 +244,7 @@ def bends(activation: Activation, before: Before) -> list[Bend] | None:
     return [last, _difference(before, ~varying & ~(dead.chunk(2, dim=1)[0] & dead.chunk(2, dim=1)[1]))]
 
 
-def _sorted(z: Tensor) -> Tensor:
+def sorted_pairs(z: Tensor) -> Tensor:
     first, second = z.chunk(2, dim=1)
     return torch.cat([torch.maximum(first, second), torch.minimum(first, second)], dim=1)
 
