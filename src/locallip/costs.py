@@ -1,4 +1,4 @@
-"""What training costs as networks and data grow: measured, and continued to sizes that have not been run."""
+"""What training and certificates cost: measured, and training continued to sizes that have not been run."""
 
 from __future__ import annotations
 
@@ -135,6 +135,31 @@ def exponents(results: Path) -> str:
         middle = ", ".join(f"{name} {value}" for name, value in measured["middle"].items())
         parts.append(f"{measured['about']['hardware']}, around {middle}:\n\n{markdown(head, rows)}")
     return "\n\n".join(parts) or NOTHING
+
+
+def auto_costs(results: Path) -> str:
+    """`method="auto"` beside `method="local"`, from the files auto_cost-*.json that benchmarks/auto_cost.py wrote."""
+    parts = []
+    for path in sorted(results.glob("auto_cost-*.json")):
+        measured = _read(results, path.stem)
+        rows = []
+        for network in measured["networks"]:
+            first = [f"`{network['network']}`", network["guarantee"], str(network["images"])]
+            for found in network["verdicts"]:
+                shares = [f"{100 * found['certified'][name] / network['images']:.2f}" for name in ("local", "auto")]
+                attack = f"{found['attack_steps']} steps of attack" if found["attack_steps"] else "no attack"
+                rows.append([*first, f"verdicts, {attack}", *shares, *_both_seconds(found)])
+            if "radii" in network:
+                found = network["radii"]
+                medians = [f"{found['median'][name]:.3g}" for name in ("local", "auto")]
+                rows.append([*first[:2], str(found["images"]), "radii", *medians, *_both_seconds(found)])
+        head = ("Network", "Guarantee", "Images", "What", "Local", "Auto", "Local, s", "Auto, s", "Auto : local")
+        parts.append(f"{measured['about']['hardware']}:\n\n{markdown(head, rows)}")
+    return "\n\n".join(parts) or NOTHING
+
+
+def _both_seconds(found: Mapping[str, Any]) -> list[str]:
+    return [*[f"{found['seconds'][name]:.2f}" for name in ("local", "auto")], f"{found['auto : local']:.2f}"]
 
 
 def imagenet(results: Path) -> str:

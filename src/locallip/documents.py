@@ -24,6 +24,7 @@ PARTS: dict[str, Callable[[Path], str]] = {
     "later": tables.later_table,
     "reproducing": tables.reproducing,
     "tightness": tables.tightness_tables,
+    "auto costs": costs.auto_costs,
     "bounds": tables.bounds_tables,
     "certificates": lambda results: tables.certificates_table(results) or "No certificates have been issued yet.",
     "speeds": costs.speeds,
