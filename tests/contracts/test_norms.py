@@ -21,6 +21,7 @@ from locallip.norms import (
     PowerNorm,
     RitzNorm,
     WarmStarts,
+    matrix_norms,
 )
 from locallip.norms.definite import eigenvalue_bound
 from locallip.norms.gram import Gram, Slabs, best_slabs
@@ -534,3 +535,40 @@ def test_an_exhausted_space_gives_the_norm_itself(repeated: bool) -> None:
     value, true = LanczosNorm(1e-10, seed=5)(op, KEY, LIKE), true_norms(op)
     assert bool((value >= true).all())
     assert bool((value <= true * (1 + 1e-7) + 1e-12).all())
+
+
+# Matrices that are written out ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (4, 9), (9, 4), (1, 30), (40, 60), (200, 150)])
+@pytest.mark.parametrize("scale", [1.0, 1e-120, 1e-300, 1e120, 1e290])
+def test_norms_of_matrices_are_proved_and_close(shape: tuple[int, int], scale: float) -> None:
+    generator = torch.Generator().manual_seed(shape[0])
+    matrix = torch.randn(3, *shape, dtype=torch.float64, generator=generator)
+    matrix[1] = matrix[1].abs()
+    matrix[2, :, 1:] *= 1e-9
+    found = matrix_norms(matrix * scale)
+    true = torch.linalg.svdvals(matrix)[:, 0]
+    assert (found >= true * scale * (1 - 1e-14)).all()
+    assert (found <= true * scale * (1 + 1e-6) + 1e-99).all()
+
+
+def test_norms_of_matrices_at_the_edge() -> None:
+    matrix = torch.zeros(5, 3, 4, dtype=torch.float64)
+    matrix[1, 0, 0], matrix[2, 0, 0], matrix[3, 1, 1], matrix[4] = float("inf"), float("nan"), 1e-308, 1e308
+    found = matrix_norms(matrix)
+    assert found[0] == 0
+    assert found[1:3].tolist() == [float("inf")] * 2
+    assert 1e-308 <= float(found[3]) <= 1e-99
+    assert float(found[4]) == float("inf")
+    assert matrix_norms(torch.zeros(0, 3, 4)).shape == (0,)
+    assert matrix_norms(torch.zeros(2, 0, 4)).tolist() == [0, 0]
+
+
+def test_large_matrices_get_a_coarser_norm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("locallip.norms.matrices.LIMIT", 5)
+    matrix = torch.randn(2, 6, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    found, true = matrix_norms(matrix), torch.linalg.svdvals(matrix)[:, 0]
+    assert (found >= true).all()
+    assert (found > 1.05 * true).any()
+    assert (found <= matrix.flatten(1).norm(dim=1) * (1 + 1e-9)).all()

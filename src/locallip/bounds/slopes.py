@@ -47,6 +47,10 @@ class Slopes(ABC):
     def stray(self, g: Tensor) -> Tensor:
         """Rows h (B, r, any shape) with ||g (D - M) v|| <= ||h|| ||diag(inputs) v|| for all D and v, but for 8 roundings."""
 
+    def lost(self, g: Tensor) -> Tensor:
+        """As `stray`, for the rounding of `middle`."""
+        return gamma(8, g.dtype) * self.middle(g.abs())
+
 
 @dataclass(frozen=True)
 class UnitSlopes(Slopes):
@@ -73,6 +77,9 @@ class UnitSlopes(Slopes):
         center = self._center
         reach = up(torch.maximum(self.high - center, center - self.low).clamp(min=0))
         return g * _divided(reach, self.inputs.to(g.dtype))[:, None]
+
+    def lost(self, g: Tensor) -> Tensor:
+        return gamma(8, g.dtype) * g.abs() * _divided(self._center, self.inputs.to(g.dtype))[:, None]
 
 
 @dataclass(frozen=True)

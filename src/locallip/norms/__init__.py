@@ -4,6 +4,7 @@ from locallip.norms.base import Guarantee, NormKey, NormRule
 from locallip.norms.cholesky import CholeskyNorm, LayerTooLarge
 from locallip.norms.exact import ExactNorm
 from locallip.norms.lanczos import LanczosNorm
+from locallip.norms.matrices import matrix_norms
 from locallip.norms.power import PowerNorm
 from locallip.norms.probed import ProbedNorm
 from locallip.norms.ritz import RitzNorm
@@ -22,4 +23,5 @@ __all__ = [
     "ProbedNorm",
     "RitzNorm",
     "WarmStarts",
+    "matrix_norms",
 ]

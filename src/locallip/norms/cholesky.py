@@ -99,7 +99,7 @@ class CholeskyNorm(ProvenRule):
         for part in self._parts(op.batch, 8 * p * (3 * q + 10 * p + WHOLE_STEPS), like.device):
             chosen = [None if weights is None else weights[part] for weights in (rows, cols)]
             size = up(_weigh(absolute, *chosen), 8 + op.fan_in).flatten(1).norm(dim=1)
-            values.append(_proven_norm(_weigh(matrix, *chosen), size, entry_error))
+            values.append(proven_norms(_weigh(matrix, *chosen), size, entry_error))
         return torch.cat(values)
 
     def _in_blocks(self, op: Masked, slabs: Slabs, key: NormKey, like: Tensor, coarse: Tensor) -> Tensor:
@@ -145,7 +145,7 @@ def _kept(weights: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
     return index, weights.to(like.dtype).gather(1, index)
 
 
-def _proven_norm(matrix: Tensor, frobenius: Tensor, entry_error: float) -> Tensor:
+def proven_norms(matrix: Tensor, frobenius: Tensor, entry_error: float) -> Tensor:
     """Proved upper bounds of ||A|| (B,), where |A - matrix| <= entry_error |A| or so and `frobenius` bounds || |A| ||_F."""
     _, p, contraction = matrix.shape
     if p == 0 or contraction == 0:
