@@ -1,4 +1,4 @@
-"""Auto-PGD in the l2 ball: ascent that finds its own step size (Croce & Hein 2020)."""
+"""Auto-PGD in a ball: ascent that finds its own step size (Croce & Hein 2020)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from locallip.attacks.ball import Domain, margins, project, random_start, reach_of
+from locallip.attacks.lead import margins
 from locallip.attacks.packs import Part, Progress, State, in_packs
+from locallip.balls import L2, Ball, Domain, reach_of
 
 #: Share of the new direction in a step; the rest is that of the step before.
 FRESH = 0.75
@@ -35,7 +36,8 @@ def apgd_l2(
     *,
     steps: int = 100,
     target: Tensor | None = None,
-    input_domain: tuple[float, float] | None = None,
+    input_domain: Domain = None,
+    ball: Ball = L2,
     generator: torch.Generator | None = None,
     batch_size: int = 500,
     progress: Progress | None = None,
@@ -49,8 +51,8 @@ def apgd_l2(
     packed into full batches. Everything is computed in the dtype and on the device of x; a NaN is never a success.
     """
     reach = reach_of(x, eps)
-    start = random_start(x, reach, input_domain, generator)
-    search = _Search(logits, input_domain, targeted=target is not None)
+    start = ball.random_start(x, reach, input_domain, generator)
+    search = _Search(logits, input_domain, ball, targeted=target is not None)
     ends = checkpoints(steps)
     parts = [Part(1, search.begin)]
     for first, last in zip([0, *ends], ends, strict=False):
@@ -67,7 +69,8 @@ def apgd_targets(
     *,
     steps: int = 100,
     targets: int = 9,
-    input_domain: tuple[float, float] | None = None,
+    input_domain: Domain = None,
+    ball: Ball = L2,
     generator: torch.Generator | None = None,
     batch_size: int = 500,
     progress: Progress | None = None,
@@ -84,7 +87,13 @@ def apgd_targets(
         if not len(alive):
             break
         at = x[alive], y[alive], eps[alive]
-        settings = {"steps": steps, "input_domain": input_domain, "generator": generator, "batch_size": batch_size}
+        settings = {
+            "steps": steps,
+            "input_domain": input_domain,
+            "ball": ball,
+            "generator": generator,
+            "batch_size": batch_size,
+        }
         heard = None if progress is None else _part_of(progress, place, count)
         points = apgd_l2(logits, *at, target=ranked[alive, place], progress=heard, **settings)  # type: ignore[arg-type]
         found[alive] = points
@@ -122,8 +131,8 @@ def targeted_dlr(logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
 class _Search:
     """The steps of Auto-PGD for one batch, from state to state."""
 
-    def __init__(self, logits: Callable[[Tensor], Tensor], domain: Domain, targeted: bool):
-        self.logits, self.domain, self.targeted = logits, domain, targeted
+    def __init__(self, logits: Callable[[Tensor], Tensor], domain: Domain, ball: Ball, targeted: bool):
+        self.logits, self.domain, self.ball, self.targeted = logits, domain, ball, targeted
 
     def begin(self, state: State) -> State:
         """Look at the start."""
@@ -142,9 +151,9 @@ class _Search:
         """A step along the gradient, mixed with the step before."""
         x, reach, point = state["x"], state["reach"], state["point"]
         length = state["step"].reshape(reach.shape)
-        ahead = project(x, point + length * _unit(state["slope"]) - x, reach, self.domain)
+        ahead = self.ball.project(x, point + length * self.ball.steepest(state["slope"]) - x, reach, self.domain)
         mixed = point + fresh * (ahead - point) + (1 - fresh) * (point - state["previous"])
-        return project(x, mixed - x, reach, self.domain)
+        return self.ball.project(x, mixed - x, reach, self.domain)
 
     def _look(self, state: State, point: Tensor) -> _Look:
         y, target = state["y"], state["target"]
@@ -215,15 +224,6 @@ def _checked(state: State, taken: int) -> State:
         "halved": halved,
         "rises": torch.zeros_like(state["rises"]),
     }
-
-
-def _unit(slope: Tensor) -> Tensor:
-    """The direction of every gradient, 0 where there is none; divided twice, as its square may overflow or vanish."""
-    tiny = torch.finfo(slope.dtype).tiny
-    slope = torch.nan_to_num(slope, nan=0.0, posinf=0.0, neginf=0.0)
-    shape = (-1, *[1] * (slope.dim() - 1))
-    slope = slope / slope.flatten(1).abs().amax(1).clamp(min=tiny).reshape(shape)
-    return slope / slope.flatten(1).norm(dim=1).clamp(min=tiny).reshape(shape)
 
 
 @torch.no_grad()

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from locallip.attacks.apgd import apgd_l2, apgd_targets
-from locallip.attacks.ball import margins
+from locallip.attacks.lead import margins
 from locallip.attacks.pgd import pgd_attack
+from locallip.balls import L2, Ball, Domain
 
 Logits = Callable[[Tensor], Tensor]
 #: From x (B, *shape), points (B, *shape), y (B,) and eps (B,) to those that count as broken, (B,) bool.
@@ -78,7 +79,8 @@ def strong_attempts(
     steps: int = 100,
     restarts: int = 1,
     targets: int = 9,
-    input_domain: tuple[float, float] | None = None,
+    input_domain: Domain = None,
+    ball: Ball = L2,
     generator: torch.Generator | None = None,
     batch_size: int = 500,
     progress: Callable[[str, int, int], None] | None = None,
@@ -90,6 +92,7 @@ def strong_attempts(
     settings: dict[str, Any] = {
         "steps": steps,
         "input_domain": input_domain,
+        "ball": ball,
         "generator": generator,
         "batch_size": batch_size,
     }
@@ -115,7 +118,8 @@ def strong_attack(
     steps: int = 100,
     restarts: int = 1,
     targets: int = 9,
-    input_domain: tuple[float, float] | None = None,
+    input_domain: Domain = None,
+    ball: Ball = L2,
     generator: torch.Generator | None = None,
     batch_size: int = 500,
 ) -> Outcome:
@@ -129,6 +133,7 @@ def strong_attack(
         restarts=restarts,
         targets=targets,
         input_domain=input_domain,
+        ball=ball,
         generator=generator,
         batch_size=batch_size,
     )

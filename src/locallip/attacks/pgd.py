@@ -1,4 +1,4 @@
-"""Projected gradient ascent in the l2 ball (Madry et al. 2018)."""
+"""Projected gradient ascent in a ball (Madry et al. 2018)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from locallip.attacks.ball import Domain, margins, project, random_start, reach_of
+from locallip.attacks.lead import margins
 from locallip.attacks.packs import Part, Progress, State, in_packs
+from locallip.balls import L2, Ball, Domain, reach_of
 
 __all__ = ["margins", "pgd_attack", "pgd_l2", "withstands"]
 
@@ -22,18 +23,19 @@ def pgd_l2(
     *,
     steps: int = 20,
     step_share: float = 0.25,
-    input_domain: tuple[float, float] | None = None,
+    input_domain: Domain = None,
+    ball: Ball = L2,
     generator: torch.Generator | None = None,
     target: Tensor | None = None,
 ) -> Tensor:
-    """Projected gradient ascent on the cross entropy in the l2 ball, steps of `step_share` * eps (Madry et al. 2018).
+    """Projected gradient ascent on the cross entropy in the ball, steps of `step_share` * eps (Madry et al. 2018).
 
     x (B, *shape), y (B,), eps (B,). Returns for every sample the point of its path where the margin of the label is
     smallest, (B, *shape); points stay inside the ball and the domain. `target` (B, C) are probabilities to climb away
     from instead of the labels, as TRADES does.
     """
     reach = eps.reshape(-1, *[1] * (x.dim() - 1))
-    point = random_start(x, reach, input_domain, generator)
+    point = ball.random_start(x, reach, input_domain, generator)
     best, best_margin = x.clone(), torch.full_like(eps, float("inf"))
     for step in range(steps + 1):
         lead, slope = _lead_and_slope(logits, point, y, target)
@@ -41,7 +43,7 @@ def pgd_l2(
         best_margin = torch.where(better, lead, best_margin)
         best = torch.where(better.reshape(reach.shape), point, best)
         if step < steps:
-            point = _ascend(x, point, slope, reach, step_share, input_domain)
+            point = _ascend(x, point, slope, reach, step_share, input_domain, ball)
     return best
 
 
@@ -53,7 +55,8 @@ def withstands(
     *,
     steps: int = 100,
     step_share: float = 0.25,
-    input_domain: tuple[float, float] | None = None,
+    input_domain: Domain = None,
+    ball: Ball = L2,
     generator: torch.Generator | None = None,
     batch_size: int = 500,
     pack_every: int = 20,
@@ -71,11 +74,11 @@ def withstands(
         for _ in range(points):
             lead, slope = _lead_and_slope(logits, point, y)
             lost = lost | ~(lead > 0)
-            point = _ascend(x, point, slope, reach, step_share, input_domain)
+            point = _ascend(x, point, slope, reach, step_share, input_domain, ball)
         return {"point": point, "lost": lost}
 
     reach = reach_of(x, eps)
-    start = random_start(x, reach, input_domain, generator)
+    start = ball.random_start(x, reach, input_domain, generator)
     state = {"x": x, "y": y, "reach": reach, "point": start, "lost": torch.zeros_like(y, dtype=torch.bool)}
     return ~in_packs(state, _parts(steps, pack_every, watched), batch_size, progress)["lost"]
 
@@ -88,7 +91,8 @@ def pgd_attack(
     *,
     steps: int = 100,
     step_share: float = 0.25,
-    input_domain: tuple[float, float] | None = None,
+    input_domain: Domain = None,
+    ball: Ball = L2,
     generator: torch.Generator | None = None,
     batch_size: int = 500,
     pack_every: int = 20,
@@ -106,7 +110,7 @@ def pgd_attack(
             better = lead < least
             least = torch.where(better, lead, least)
             found = torch.where(better.reshape(reach.shape), point, found)
-            point = _ascend(x, point, slope, reach, step_share, input_domain)
+            point = _ascend(x, point, slope, reach, step_share, input_domain, ball)
         return {"point": point, "found": found, "least": least, "lost": least < 0}
 
     reach = reach_of(x, eps)
@@ -114,7 +118,7 @@ def pgd_attack(
         "x": x,
         "y": y,
         "reach": reach,
-        "point": random_start(x, reach, input_domain, generator),
+        "point": ball.random_start(x, reach, input_domain, generator),
         "found": x,
         "least": torch.full_like(reach.flatten(), float("inf")),
         "lost": torch.zeros_like(y, dtype=torch.bool),
@@ -140,6 +144,5 @@ def _lead_and_slope(
     return margins(output.detach(), y), slope
 
 
-def _ascend(x: Tensor, point: Tensor, slope: Tensor, reach: Tensor, share: float, domain: Domain) -> Tensor:
-    length = slope.flatten(1).norm(dim=1).clamp(min=torch.finfo(x.dtype).tiny).reshape(reach.shape)
-    return project(x, point + share * reach * slope / length - x, reach, domain)
+def _ascend(x: Tensor, point: Tensor, slope: Tensor, reach: Tensor, share: float, domain: Domain, ball: Ball) -> Tensor:
+    return ball.project(x, point + share * reach * ball.steepest(slope) - x, reach, domain)

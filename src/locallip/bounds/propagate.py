@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from locallip.activations import Box, Varying
+from locallip.balls import L2, Ball, Domain, box_of
 from locallip.bounds.bends import Before
 from locallip.bounds.region import Region, Trace
 from locallip.bounds.relaxation import LIMIT, Relaxation
@@ -120,12 +121,13 @@ def propagate(
     ceiling: GlobalBound | None = None,
     box_radii: BoxRadii = "local",
     intervals: bool = True,
-    input_domain: tuple[float, float] | None = None,
+    input_domain: Domain = None,
+    ball: Ball = L2,
     outward: bool = False,
     relax: Relax | None = None,
     limit: float = LIMIT,
 ) -> Trace:
-    """Bounds for every x' with ||x' - x|| <= eps, for x (B, *input_shape) and eps (B,).
+    """Bounds for every x' with ||x' - x|| <= eps in the norm of the ball, for x (B, *input_shape) and eps (B,).
 
     `box_radii="global"` cuts the boxes with the paper's radii eps * prod ||W^k||; "local" with the local radii found so
     far, which are smaller; "input" only those of stages that read nothing but the input: plain interval arithmetic from
@@ -147,12 +149,12 @@ def propagate(
         raise ValueError("box_radii='input' and intervals=False are for training; a certificate uses ball and interval")
     if box_radii == "input" and not intervals:
         raise ValueError("box_radii='input' leaves nothing but intervals, so intervals=False cannot go with it")
-    regions = [_input_region(x, eps, input_domain, outward)]
+    regions = [_input_region(x, eps, input_domain, ball, outward)]
     boxes: list[Box] = []
     masks: list[Varying] = []
     befores: list[Before] = []
     norms: dict[NormKey, Tensor] = {}
-    balls = _Balls(eps, box_radii, ceiling, outward, intervals)
+    balls = _Balls(regions[0].radius, box_radii, ceiling, outward, intervals)
     relaxation = Relaxation(regions[0], limit) if relax else None
     for index, stage in enumerate(network.stages):
         keys = norm_keys(stage, index)
@@ -180,23 +182,18 @@ def propagate(
     raise AssertionError("the last stage has no activation")
 
 
-def _input_region(x: Tensor, eps: Tensor, domain: tuple[float, float] | None, outward: bool) -> Region:
-    reach = eps.reshape(-1, *[1] * (x.dim() - 1))
-    if outward:
-        reach = up(reach) + gamma(2, x.dtype) * x.abs()
-    lower, upper = x - reach, x + reach
-    if domain is not None:
-        lower, upper = lower.clamp(min=domain[0]), upper.clamp(max=domain[1])
-    error = torch.zeros_like(x) if outward else None
-    radius = floored(eps, eps > 0) if outward else eps
-    return Region(x, error, Box(lower, upper), radius, torch.ones_like(eps), None, ball_only=domain is None)
+def _input_region(x: Tensor, eps: Tensor, domain: Domain, ball: Ball, outward: bool) -> Region:
+    box = Box(*box_of(x, eps, domain, outward))
+    radius, error = ball.l2_radius(x, eps, box, outward), torch.zeros_like(x) if outward else None
+    around_ball = domain is None and not ball.is_box
+    return Region(x, error, box, radius, torch.ones_like(eps), None, ball_only=around_ball)
 
 
 @dataclass(frozen=True)
 class _Balls:
-    """How the balls cut the boxes."""
+    """How the balls cut the boxes; `radius` (B,) is that of the l2 ball at the input."""
 
-    eps: Tensor
+    radius: Tensor
     radii: BoxRadii
     ceiling: GlobalBound | None
     outward: bool
@@ -210,11 +207,11 @@ class _Balls:
         """||W_i|| * rho for every unit: how far the ball lets a pre-activation move from its center."""
         if self.radii == "global":
             assert self.ceiling is not None
-            outputs, radius = self.ceiling.outputs[source], self.eps * self.ceiling.lipschitz[source]
+            outputs, radius = self.ceiling.outputs[source], self.radius * self.ceiling.lipschitz[source]
         else:
             outputs, radius = region.outputs, region.radius
-        ones = torch.ones_like(region.center[:1], dtype=self.eps.dtype)
-        rows = op.row_norms(ones if outputs is None else outputs.to(self.eps.dtype))
+        ones = torch.ones_like(region.center[:1], dtype=self.radius.dtype)
+        rows = op.row_norms(ones if outputs is None else outputs.to(self.radius.dtype))
         radius = radius.reshape(-1, *[1] * (rows.dim() - 1))
         if not self.outward:
             return rows * radius
@@ -237,7 +234,7 @@ def _pre_activation(stage: Stage, regions: list[Region], balls: _Balls) -> tuple
         centers.append(center)
         middles.append(middle)
         spans.append(op.apply_abs(box.upper - box.lower))
-    offset = stage.offset(balls.eps)
+    offset = stage.offset(balls.radius)
     center, middle = total(centers) + offset, total(middles) + offset
     return center, None, _cut(middle, total(spans), center, total(reaches) if reaches else None)
 
@@ -252,8 +249,8 @@ def _apply_both(op: LinearOp, first: Tensor, second: Tensor) -> tuple[Tensor, Te
 
 def _pre_activation_outward(stage: Stage, regions: list[Region], balls: _Balls) -> tuple[Tensor, Tensor, Box]:
     """The same, every part widened by what its own computation may have lost."""
-    eps = balls.eps
-    slack = gamma(stage.fan_in + 8, eps.dtype)
+    like = balls.radius
+    slack = gamma(stage.fan_in + 8, like.dtype)
     centers, middles, spreads, reaches, errors = [], [], [], [], []
     for source, op in stage.terms.items():
         region = regions[source]
@@ -264,7 +261,7 @@ def _pre_activation_outward(stage: Stage, regions: list[Region], balls: _Balls) 
         reaches.append(balls.reach(op, source, region))
         assert region.error is not None
         errors.append(op.apply_abs(floored(region.error + slack * region.center.abs(), region.center != 0)))
-    offset, offset_slack = stage.offset(eps), slack * stage.offset.magnitude(eps)
+    offset, offset_slack = stage.offset(like), slack * stage.offset.magnitude(like)
     center, middle = total(centers) + offset, total(middles) + offset
     error = up(total(errors) + offset_slack, 8 + stage.fan_in)
     spread = up(total(spreads) + offset_slack, 8 + stage.fan_in) + slack * middle.abs()

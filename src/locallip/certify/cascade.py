@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from locallip.arithmetic import alone, autocast_off
 from locallip.attacks import pgd_l2
+from locallip.balls import Ball, Domain
 from locallip.bounds import Relax
 from locallip.certify.confirm import best_class, confirmed, surely
 from locallip.certify.inputs import Eps, as_batch, as_domain, as_eps, as_labels, as_seconds, check_batch_size
@@ -61,6 +62,7 @@ class Certificate:
     failure_prob: float
     fingerprint: str
     predictions: list[int | None]
+    norm: str = "2"
 
     @property
     def certified(self) -> Tensor:
@@ -86,7 +88,7 @@ def certify(
     *,
     guarantee: str | Guarantee = Guarantee.HIGH_PROBABILITY,
     failure_prob: float = 1e-9,
-    input_domain: tuple[float, float] | None = None,
+    input_domain: Domain = None,
     attack_steps: int = 20,
     batch_size: int = 64,
     power_steps: int = 100,
@@ -94,8 +96,9 @@ def certify(
     deployed_dtype: torch.dtype | str | None = None,
     method: Method = "auto",
     branch_seconds: float = 0.0,
+    norm: str | float | Ball = "2",
 ) -> Certificate:
-    """Is the prediction of `model` y[i] at every x' with ||x' - x[i]||_2 <= eps? One verdict per input.
+    """Is the prediction of `model` y[i] at every x' with ||x' - x[i]|| <= eps? One verdict per input.
 
     CERTIFIED: yes, under `guarantee` ("estimate" proves nothing). MISCLASSIFIED: not even at x. ATTACKED: an x' in the ball
     was found that is classified otherwise. UNKNOWN: none of these was shown; ties and numbers that are not finite end here.
@@ -104,6 +107,10 @@ def certify(
     float32 can hold. `method="local"` keeps to the paper's bound and "lines" to linear relaxation; each proves less.
     With `branch_seconds` branch and bound is tried on what nothing else decides, for about so long per input. The smaller
     the network, the more it decides; what it decides follows from the time that it is given.
+
+    `norm` is "2" or "inf": the ball is that of l2 or of l-infinity, where lines prove far more than norms. x' also lies in
+    `input_domain`, two numbers, or a tensor of lower and one of upper ends (*input shape): with norm="inf" and a large eps
+    the region is that box, whatever its half widths are.
     """
     check_batch_size(batch_size)
     x = as_batch(x, model, input_domain)
@@ -122,6 +129,7 @@ def certify(
         deployed_dtype=deployed_dtype,
         method=method,
         branch_seconds=branch_seconds,
+        norm=norm,
     )
     return certifier(x, y, radii)
 
@@ -140,7 +148,7 @@ class Certifier:
         *,
         guarantee: str | Guarantee = Guarantee.HIGH_PROBABILITY,
         failure_prob: float = 1e-9,
-        input_domain: tuple[float, float] | None = None,
+        input_domain: Domain = None,
         attack_steps: int = 20,
         batch_size: int = 64,
         power_steps: int = 100,
@@ -149,6 +157,7 @@ class Certifier:
         deployed_dtype: torch.dtype | str | None = None,
         method: Method = "auto",
         branch_seconds: float = 0.0,
+        norm: str | float | Ball = "2",
     ):
         check_batch_size(batch_size)
         self.branch_seconds = as_seconds(branch_seconds, method)
@@ -168,6 +177,7 @@ class Certifier:
             device=device,
             deployed_dtype=deployed_dtype,
             method=method,
+            norm=norm,
         )
         self.classes = number_of_classes(self.prover)
         self.fingerprint = fingerprint(model)
@@ -202,6 +212,7 @@ class Certifier:
             self.failure_prob if self.prover.guarantee is Guarantee.HIGH_PROBABILITY else 0.0,
             self.fingerprint,
             cascade.predictions,
+            self.prover.ball.norm,
         )
 
 
@@ -211,7 +222,7 @@ class _Inputs(NamedTuple):
     x: Tensor
     y: Tensor
     eps: Tensor
-    domain: tuple[float, float] | None
+    domain: Domain
     batch_size: int
 
     def take(self, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -347,9 +358,17 @@ class _Cascade:
         """
         x, y, eps = self.inputs.take(index)
         generator = torch.Generator().manual_seed(self.generator_seed)  # of the CPU: the same start on every device
-        settings = {"steps": self.attack_steps, "input_domain": self.inputs.domain, "generator": generator}
         with autocast_off():
-            found = pgd_l2(self.prover.network, x.float(), y, eps.float(), **settings).double()  # type: ignore[arg-type]
+            found = pgd_l2(
+                self.prover.network,
+                x.float(),
+                y,
+                eps.float(),
+                steps=self.attack_steps,
+                input_domain=self.inputs.domain,
+                ball=self.prover.ball,
+                generator=generator,
+            ).double()
         broken = confirmed(self.prover, x, found, y, eps, self.inputs.domain).broken
         self._settle(index[broken], Verdict.ATTACKED, "attack")
         return index[~broken]

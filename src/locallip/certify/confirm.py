@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from locallip.arithmetic import exact_arithmetic
+from locallip.balls import L2, Ball, Domain, outside, reach_of, within
 from locallip.certify.prover import Prover, fingerprint, number_of_classes
 from locallip.norms import Guarantee
 
@@ -31,9 +32,11 @@ class Judge:
     bound of norms.
     """
 
-    def __init__(self, model: nn.Module, input_shape: Sequence[int], device: torch.device, batch_size: int = 500):
+    def __init__(
+        self, model: nn.Module, input_shape: Sequence[int], device: torch.device, batch_size: int = 500, ball: Ball = L2
+    ):
         # The norms behind an estimate are the cheapest, and a ball of radius 0 needs none of them.
-        self._prover = Prover(model, input_shape, Guarantee.ESTIMATE, power_steps=1, seed=0, device=device)
+        self._prover = Prover(model, input_shape, Guarantee.ESTIMATE, power_steps=1, seed=0, device=device, norm=ball)
         self.classes, self.fingerprint, self.batch_size = number_of_classes(self._prover), fingerprint(model), batch_size
 
     def predictions(self, x: Tensor) -> Tensor:
@@ -41,7 +44,7 @@ class Judge:
         parts = [best_class(*self._prover.clean_logits(part.double())) for part in x.split(self.batch_size)]
         return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.long, device=x.device)
 
-    def look(self, x: Tensor, points: Tensor, y: Tensor, eps: Tensor, domain: tuple[float, float] | None = None) -> Found:
+    def look(self, x: Tensor, points: Tensor, y: Tensor, eps: Tensor, domain: Domain = None) -> Found:
         """x and points (B, *shape), y (B,), eps (B,) in float64; points a little outside the ball are pulled into it."""
         batches = (values.split(self.batch_size) for values in (x.double(), points, y, eps.double()))
         parts = [
@@ -51,16 +54,12 @@ class Judge:
         return Found(*(torch.cat(values) for values in zip(*parts, strict=True)))
 
 
-def confirmed(
-    prover: Prover, x: Tensor, points: Tensor, y: Tensor, eps: Tensor, domain: tuple[float, float] | None
-) -> Found:
+def confirmed(prover: Prover, x: Tensor, points: Tensor, y: Tensor, eps: Tensor, domain: Domain) -> Found:
     """Which points, found in any precision, surely lose the label inside the ball; x and eps in float64."""
     with exact_arithmetic():
-        points = _pulled(x, points.double(), eps, domain)
-        distance = (points - x).flatten(1).norm(dim=1)
-        inside = distance * (1 + SLACK) <= eps
-        if domain is not None:
-            inside &= ((points >= domain[0]) & (points <= domain[1])).flatten(1).all(1)
+        points = _pulled(x, points.double(), eps, domain, prover.ball)
+        distance = prover.ball.length(points - x)
+        inside = (distance * (1 + SLACK) <= eps) & ~outside(points, domain)
     return Found(points, distance, inside & surely(points, y, *prover.clean_logits(points))[1])
 
 
@@ -83,9 +82,9 @@ def best_class(logits: Tensor, error: Tensor) -> Tensor:
     return torch.where(ahead & torch.isfinite(logits).all(1), best, -1)
 
 
-def _pulled(x: Tensor, points: Tensor, eps: Tensor, domain: tuple[float, float] | None) -> Tensor:
-    delta = points - x
-    length = delta.flatten(1).norm(dim=1).clamp(min=torch.finfo(x.dtype).tiny)
-    share = (eps * (1 - 2 * SLACK) / length).clamp(max=1).reshape(-1, *[1] * (x.dim() - 1))
-    pulled = torch.where(share < 1, x + delta * share, points)
-    return pulled if domain is None else pulled.clamp(*domain)
+def _pulled(x: Tensor, points: Tensor, eps: Tensor, domain: Domain, ball: Ball) -> Tensor:
+    """Points that are outside of the ball or nearly so, moved a little further into it."""
+    reach = reach_of(x, eps) * (1 - 2 * SLACK)
+    far = ball.length(points - x) > reach.flatten()
+    pulled = torch.where(far.reshape(reach.shape), x + ball.shortened(points - x, reach), points)
+    return within(pulled, domain)

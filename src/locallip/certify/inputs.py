@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from locallip.arithmetic import small_numbers_kept
+from locallip.balls import Domain
 from locallip.network import Network
 
 #: log10 of the smallest entry of an operator whose squares and products with widths stay clear of underflow in float64;
@@ -72,7 +73,7 @@ def _scalar(eps: object) -> float:
 
 
 @small_numbers_kept()
-def as_batch(x: object, model: nn.Module, input_domain: tuple[float, float] | None) -> Tensor:
+def as_batch(x: object, model: nn.Module, input_domain: Domain) -> Tensor:
     """A copy of the samples in float64 on the model's device; shape is checked when the network is lowered.
 
     A copy, as every check reads it again, and a caller's buffer may be filled with the next batch meanwhile.
@@ -94,16 +95,29 @@ def as_batch(x: object, model: nn.Module, input_domain: tuple[float, float] | No
     x = (x if x.is_inference() else x.detach()).clone().double()
     domain = as_domain(input_domain)
     if domain is not None:
-        low, high = domain
+        low, high = _ends(domain, x)
         if bool(((x < low) | (x > high)).any()):
-            raise ValueError(f"x leaves input_domain {input_domain}: its values span {x.min():.4g} to {x.max():.4g}")
+            where = "the box input_domain" if isinstance(domain[0], Tensor) else f"input_domain {input_domain}"
+            raise ValueError(f"x leaves {where}: its values span {x.min():.4g} to {x.max():.4g}")
     return x
 
 
-def as_domain(domain: tuple[float, float] | None) -> tuple[float, float] | None:
-    """Two numbers of float64, exactly those that were given: a fraction would be rounded into the domain or out of it."""
+def _ends(domain: tuple[float, float] | tuple[Tensor, Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
+    low, high = (torch.as_tensor(end, dtype=x.dtype, device=x.device) for end in domain)
+    if low.shape not in (torch.Size(), x.shape[1:]):
+        raise ValueError(f"input_domain has ends of shape {tuple(low.shape)} for samples of shape {tuple(x.shape[1:])}")
+    return low, high
+
+
+def as_domain(domain: Domain) -> Domain:
+    """Two numbers of float64, exactly those that were given: a fraction would be rounded into the domain or out of it.
+
+    Or two tensors, the ends of every value of a sample, which may coincide.
+    """
     if domain is None:
         return None
+    if isinstance(domain, tuple) and len(domain) == 2 and all(isinstance(end, Tensor) and end.dim() for end in domain):
+        return _as_box(*domain)
     try:
         low, high = (float(end) for end in domain)
         exact = all(bool(float(end) == end) or bool(end != end) for end in domain)
@@ -114,6 +128,16 @@ def as_domain(domain: tuple[float, float] | None) -> tuple[float, float] | None:
     if not low < high:
         raise ValueError(f"input_domain must be (low, high) with low < high, got {domain}")
     return low, high
+
+
+def _as_box(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+    """The ends of a box, copied."""
+    if low.shape != high.shape or not (low.is_floating_point() and high.is_floating_point()):
+        shapes = f"{low.dtype} of shape {tuple(low.shape)} and {high.dtype} of shape {tuple(high.shape)}"
+        raise ValueError(f"the ends of input_domain must be floating-point tensors of one shape, got {shapes}")
+    if not bool((low <= high).all()):  # a NaN is in no order
+        raise ValueError("input_domain must have low <= high everywhere, and no NaN")
+    return low.detach().clone().double(), high.detach().clone().double()
 
 
 def as_labels(y: Tensor | Sequence[int], batch: int, classes: int, device: torch.device) -> Tensor:

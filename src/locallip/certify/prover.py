@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from locallip.arithmetic import alone, check_small_numbers, exact_arithmetic
 from locallip.attacks import margins
+from locallip.balls import Ball, Domain, as_ball
 from locallip.bounds import (
     LIMIT,
     SLOPE_STEPS,
@@ -93,7 +94,9 @@ class Prover:
         device: torch.device | None = None,
         deployed_dtype: torch.dtype | str | None = None,
         method: Method = "auto",
+        norm: str | float | Ball = "2",
     ):
+        self.ball = as_ball(norm)
         self.guarantee, self.failure_prob, self.probes = Guarantee.parse(guarantee), failure_prob, probes
         self.deployed_dtype, self.method = as_deployed(deployed_dtype), as_method(method)
         self.has_slopes, self.has_lines = self.method != "local", self.method != "local"
@@ -155,7 +158,7 @@ class Prover:
         eps: Tensor,
         *,
         local: LocalLayers = "all",
-        domain: tuple[float, float] | None = None,
+        domain: Domain = None,
         relax: Relax | None = None,
     ) -> Trace:
         """The bound with norms for every input in the layers `local`, for float64 x and eps (B,)."""
@@ -171,9 +174,7 @@ class Prover:
         rule = rule.sharpened(DENSE_RTOL, DENSE_STEPS) if isinstance(rule, LanczosNorm) else rule
         return PartlyLocal(rule, dense_places(self.network), self.ceiling)
 
-    def _trace(
-        self, rule: NormRule, x: Tensor, eps: Tensor, domain: tuple[float, float] | None, relax: Relax | None = None
-    ) -> Trace:
+    def _trace(self, rule: NormRule, x: Tensor, eps: Tensor, domain: Domain, relax: Relax | None = None) -> Trace:
         with exact_arithmetic():
             return propagate(
                 self.network,
@@ -182,6 +183,7 @@ class Prover:
                 rule,
                 ceiling=self.ceiling,
                 input_domain=domain,
+                ball=self.ball,
                 outward=True,
                 relax=relax,
                 limit=LIMIT if self.has_norms else float("inf"),
@@ -194,16 +196,14 @@ class Prover:
         eps: Tensor,
         *,
         local: LocalLayers = "all",
-        domain: tuple[float, float] | None = None,
+        domain: Domain = None,
         slopes: bool = True,
         relax: Relax | None = None,
     ) -> Margin:
         """What is proved of the label's lead on each ball; NaN where nothing is. Without `slopes` they are not tried."""
         return self._margin_of(self.trace(x, eps, local=local, domain=domain, relax=relax), y, slopes)
 
-    def margins(
-        self, x: Tensor, y: Tensor, eps: Tensor, *, local: LocalLayers, domain: tuple[float, float] | None
-    ) -> tuple[Margin, Margin]:
+    def margins(self, x: Tensor, y: Tensor, eps: Tensor, *, local: LocalLayers, domain: Domain) -> tuple[Margin, Margin]:
         """`margin` without slopes and with them, by the same norms."""
         trace = self.trace(x, eps, local=local, domain=domain)
         return self._margin_of(trace, y, False), self._margin_of(trace, y, True)
@@ -212,14 +212,14 @@ class Prover:
         assert trace.logits_error is not None
         return Margin(self.lead_of(trace, y, slopes), trace.lipschitz, trace.logits, trace.logits_error)
 
-    def promised(self, x: Tensor, y: Tensor, *, domain: tuple[float, float] | None = None) -> Tensor:
+    def promised(self, x: Tensor, y: Tensor, *, domain: Domain = None) -> Tensor:
         """About the radius that boxes sharpened by lines certify, (B,); 0 where norms promise more.
 
         It is seen on the ball that the bound over all inputs certifies without any boxes, whatever radius is asked for.
         """
         logits = self.clean_logits(x)[0]
         ahead, rival = lead(logits, y), logits.scatter(1, y[:, None], -float("inf")).argmax(1, keepdim=True)
-        eps = (ahead / self.ceiling.total).nan_to_num(0.0, 0.0, 0.0).clamp(min=0)
+        eps = (ahead / (self.ceiling.total * self.ball.stretch(x[:1].numel()))).nan_to_num(0.0, 0.0, 0.0).clamp(min=0)
         trace = self.trace(x, eps, local="none", domain=domain, relax="lines")
         with exact_arithmetic():
             by_lines = rises_by_lines(self.network, trace, y, rival)[:, 0]
@@ -227,13 +227,13 @@ class Prover:
         promising = (by_lines < self.leaning * PROMISING * by_norms) & (eps > 0) if self.has_norms else eps > 0
         return torch.where(promising, eps * (ahead / by_lines) ** (1 / LINES_POWER), 0.0).nan_to_num(0.0, FAR, 0.0)
 
-    def bendable(self, x: Tensor, y: Tensor, *, domain: tuple[float, float] | None = None) -> Tensor:
+    def bendable(self, x: Tensor, y: Tensor, *, domain: Domain = None) -> Tensor:
         """Where boxes are to be sharpened by lines, (B,) bool."""
         if self.has_lines and self.has_norms:
             return self.promised(x, y, domain=domain) > 0
         return torch.full((len(x),), self.has_lines, dtype=torch.bool, device=x.device)
 
-    def may_prove(self, x: Tensor, y: Tensor, eps: Tensor, *, domain: tuple[float, float] | None = None) -> Tensor:
+    def may_prove(self, x: Tensor, y: Tensor, eps: Tensor, *, domain: Domain = None) -> Tensor:
         """Where norms from below, which are never above proved ones, leave the margin a chance; (B,) bool."""
         return ~(self.lead_of(self._trace(self._guess, x, eps, domain), y) <= 0)  # a NaN rules nothing out
 
@@ -243,9 +243,7 @@ class Prover:
         with exact_arithmetic():
             return lead(self._deployed(trace, worst, y), y)
 
-    def branched(
-        self, x: Tensor, y: Tensor, eps: Tensor, seconds: float, *, domain: tuple[float, float] | None = None
-    ) -> Margin:
+    def branched(self, x: Tensor, y: Tensor, eps: Tensor, seconds: float, *, domain: Domain = None) -> Margin:
         """As `margin` for a single input, by branch and bound of about so many seconds where that is needed."""
         local: LocalLayers = "all" if self.has_norms else "none"
         trace = self.trace(x, eps, local=local, domain=domain, relax="boxes")

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from locallip.arithmetic import alone
+from locallip.balls import Ball, Domain, as_ball
 from locallip.bounds import Relax
 from locallip.certify.crossing import Crossing
 from locallip.certify.inputs import as_batch, as_deployed, as_domain, as_labels, as_seconds, check_batch_size
@@ -42,22 +43,23 @@ def certified_radius(
     *,
     guarantee: str | Guarantee = Guarantee.HIGH_PROBABILITY,
     failure_prob: float = 1e-9,
-    input_domain: tuple[float, float] | None = None,
+    input_domain: Domain = None,
     batch_size: int = 64,
     power_steps: int = 100,
     seed: int | None = None,
     deployed_dtype: torch.dtype | str | None = None,
     method: Method = "auto",
     branch_seconds: float = 0.0,
+    norm: str | float | Ball = "2",
 ) -> Tensor:
     """A radius up to which the prediction of y is certified, (B,) float64; 0 where it is wrong at x, tied or not finite.
 
     Every value returned was itself proved: norms that may be wrong only suggest radii, and each suggestion stands or falls
     with its own proof under `guarantee`; the failure probability is split over all of them. Under "estimate" norms from
-    `power_steps` steps take the place of the proof, and nothing is proved. Radii are finite: where nothing takes the label
-    away, they end at the diagonal of `input_domain`, or without one at some thousand times the radius that the bound over
-    all inputs gives. Costs one or two proofs per input and about as much again for the search. With `branch_seconds` branch
-    and bound then looks for larger radii, for about so long per input.
+    `power_steps` steps take the place of the proof, and nothing is proved. Radii are in the `norm` "2" or "inf", and finite:
+    where nothing takes the label away, they end at the diameter of `input_domain`, or without one at some thousand times the
+    radius that the bound over all inputs gives. Costs one or two proofs per input and about as much again for the search.
+    With `branch_seconds` branch and bound then looks for larger radii, for about so long per input.
     """
     check_batch_size(batch_size)
     x = as_batch(x, model, input_domain)
@@ -74,6 +76,7 @@ def certified_radius(
         deployed_dtype=deployed_dtype,
         method=method,
         branch_seconds=branch_seconds,
+        norm=norm,
     )
     return finder(x, y)
 
@@ -94,7 +97,7 @@ class RadiusFinder:
         *,
         guarantee: str | Guarantee = Guarantee.HIGH_PROBABILITY,
         failure_prob: float = 1e-9,
-        input_domain: tuple[float, float] | None = None,
+        input_domain: Domain = None,
         batch_size: int = 64,
         power_steps: int = 100,
         seed: int | None = None,
@@ -103,6 +106,7 @@ class RadiusFinder:
         deployed_dtype: torch.dtype | str | None = None,
         method: Method = "auto",
         branch_seconds: float = 0.0,
+        norm: str | float | Ball = "2",
     ):
         check_batch_size(batch_size)
         self.branch_seconds = as_seconds(branch_seconds, method)
@@ -120,6 +124,7 @@ class RadiusFinder:
                 device=device,
                 deployed_dtype=deployed_dtype,
                 method=method,
+                norm=norm,
             )
         else:
             wanted = {
@@ -130,6 +135,7 @@ class RadiusFinder:
                 "device": device or next((p.device for p in model.parameters()), prover.device),
                 "deployed_dtype": as_deployed(deployed_dtype),
                 "method": method,
+                "ball": as_ball(norm),
             }
             _check_prover(prover, wanted, probes)
         self.prover, self.guide = prover, _guide(prover, seed)
@@ -194,7 +200,8 @@ class _Search:
         everything = torch.arange(len(self.x), device=self.x.device)
         lead = self._margins(self.prover, "none", everything, torch.zeros_like(least))
         right = (lead > 0).nonzero()[:, 0]
-        first = (lead / self.prover.ceiling.total.to(lead)).nan_to_num(0.0).clamp(1 / LARGEST, LARGEST)
+        stretch = self.prover.ball.stretch(self.x[:1].numel())
+        first = (lead / (stretch * self.prover.ceiling.total.to(lead))).nan_to_num(0.0).clamp(1 / LARGEST, LARGEST)
         most = torch.minimum(self._reach(first), below.nextafter(torch.zeros_like(below)))
         unmasked = self._unmasked(lead, first, most, right)
         proved = torch.maximum(unmasked.low, least)
@@ -246,8 +253,7 @@ class _Search:
         """Beyond this no radius is looked for, (B,)."""
         if self.domain is None:
             return (radius * _REACH).clamp(max=LARGEST)
-        # No two points of the domain are further apart.
-        whole = (self.domain[1] - self.domain[0]) * self.x[0].numel() ** 0.5 if len(self.x) else 0.0
+        whole = self.prover.ball.diameter(self.domain, self.x) if len(self.x) else 0.0
         return torch.full_like(radius, min(whole, LARGEST))
 
     def _unmasked(self, lead: Tensor, first: Tensor, most: Tensor, index: Tensor) -> Crossing:
