@@ -30,6 +30,7 @@ def attack(
     /,
     data: DataName | Path | None = None,
     eps: str | None = None,
+    norm: Literal["2", "inf"] = "2",
     attack: Literal["pgd", "apgd", "strong", "autoattack"] = "strong",
     steps: int = 100,
     restarts: int = 1,
@@ -58,8 +59,9 @@ def attack(
         model: A name from `locallip models`, a run folder, a .safetensors file or an .onnx file.
         data: Which images: a data set, or your own as an .npz file with images and labels, or as a folder with one of PNG
             files per class (default: those that the network was trained on).
-        eps: Radius of the l2 balls, for pixels in [0, 1]; a number or a fraction such as 36/255 (default:
-            what the network was trained for).
+        eps: Radius of the balls, for pixels in [0, 1]; a number or a fraction such as 36/255 (default:
+            what the network was trained for, in l2).
+        norm: 2 for l2 balls, inf for l-infinity balls: every pixel moves by at most eps.
         attack: pgd is PGD with steps of eps/4, as in the paper; apgd is APGD-CE and APGD-T; strong is all three, each on
             what is left; autoattack is the standard version of AutoAttack, by the extra 'attack'.
         steps: Steps of each run of an attack.
@@ -92,12 +94,13 @@ def attack(
     check(out is None or out.suffix == ".jsonl", f"--out {out}: rows of an attack are kept in a file that ends in .jsonl")
     check(out is None or out.parent.is_dir(), f"--out {out}: there is no folder {out.parent if out else ''}")
     check(out is not None or not resume, "--resume goes on with the rows of an earlier run: name them with --out")
-    network, images, radius = brought(model, data, eps, split, data_root, download)
-    held = None if certified is None else read_certified(certified, network, images, radius_of(radius))
+    network, images, radius = brought(model, data, eps, split, data_root, download, norm)
+    held = None if certified is None else read_certified(certified, network, images, radius_of(radius), norm)
     place = device_of(device) or torch.device("cuda" if torch.cuda.is_available() else "cpu")
     job = AttackJob(
         model_name=name_of(model),
         eps=radius,
+        norm=norm,
         kind=attack,
         steps=steps,
         restarts=restarts,

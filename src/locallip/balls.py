@@ -147,6 +147,11 @@ def as_ball(norm: object) -> Ball:
     raise ValueError(f"norm must be '2' or 'inf', got {norm!r}: those are the balls that bounds are known over")
 
 
+def said(norm: str) -> str:
+    """What a sentence adds to a radius that is not one of l2."""
+    return "" if norm == L2.norm else f" in {as_ball(norm).words}"
+
+
 def within(x: Tensor, domain: Domain) -> Tensor:
     """x moved into the domain."""
     if domain is None:

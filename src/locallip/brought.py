@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from locallip.balls import L2
 from locallip.data import READERS, ImageSet, MissingData, load_images, load_own
 from locallip.onnx_model import load_onnx
 from locallip.options import check, radius_of
@@ -20,9 +21,9 @@ ONNX = ".onnx"
 
 
 def brought(
-    model: str, data: str | Path | None, eps: str | None, split: str, root: Path | None, download: bool
+    model: str, data: str | Path | None, eps: str | None, split: str, root: Path | None, download: bool, norm: str = L2.norm
 ) -> tuple[nn.Module, ImageSet, str]:
-    """A network, its images and the radius; what is not said is what the network was trained on and for.
+    """A network, its images and the radius; what is not said is what the network was trained on and for, which is l2.
 
     `data` is the name of a data set, or the path of images of the user's own.
     """
@@ -33,6 +34,7 @@ def brought(
         (data is not None and eps is not None) or known is not None,
         f"{model} does not say what it was trained on: name it with --data and --eps",
     )
+    check(eps is not None or norm == L2.norm, f"--norm {norm}: say with --eps how large the balls are")
     if isinstance(data, Path):
         return network, _own(data, about, eps, split), eps or ""
     name = data if data is not None else known.data if known is not None else ""

@@ -33,6 +33,7 @@ def certify(
     /,
     data: DataName | Path | None = None,
     eps: str | None = None,
+    norm: Literal["2", "inf"] = "2",
     guarantee: Literal["high_probability", "deterministic", "estimate"] = "high_probability",
     data_root: Path | None = None,
     download: bool = False,
@@ -60,13 +61,15 @@ def certify(
       locallip certify cifar10-6c2f-local-b --data-root data --download --out rows.jsonl
       locallip certify runs/mine --guarantee deterministic --radius --json > summary.json
       locallip certify net.onnx --data images.npz --eps 36/255    a network and images of your own
+      locallip certify net.onnx --data images.npz --eps 2/255 --norm inf
 
     Args:
         model: A name from `locallip models`, a run folder, a .safetensors file or an .onnx file.
         data: Which images: a data set, or your own as an .npz file with images and labels, or as a folder with one of PNG
             files per class (default: those that the network was trained on).
-        eps: Radius of the l2 balls, for pixels in [0, 1]; a number or a fraction such as 36/255 (default:
-            what the network was trained for).
+        eps: Radius of the balls, for pixels in [0, 1]; a number or a fraction such as 36/255 (default:
+            what the network was trained for, in l2).
+        norm: 2 for l2 balls, inf for l-infinity balls: every pixel moves by at most eps.
         guarantee: What every bound rests on: a proof that may fail with the chance --failure-prob, a deterministic proof, or
             an estimate, which proves nothing.
         data_root: Folder that holds the data sets (default: LOCALLIP_DATA, or else ./data).
@@ -116,7 +119,7 @@ def certify(
     check(out is not None or not resume, "--resume goes on with the rows of an earlier run: name them with --out")
     with processes() as together:
         with together.one_per_machine_first():
-            network, images, asked = brought(model, data, eps, split, data_root, download)
+            network, images, asked = brought(model, data, eps, split, data_root, download, norm)
         place = together.device(device_of(device))
         job = Job(
             model_name=name_of(model),
@@ -135,6 +138,7 @@ def certify(
             method=method,
             branch_seconds=branch_seconds,
             deployed_dtype=deployed_dtype,
+            norm=norm,
             chunk=chunk,
             together=together,
         )
@@ -189,7 +193,7 @@ def verify(
     """
     check(sample >= 1, f"--sample must be at least 1, got {sample}")
     settings, _ = read_settings(rows)
-    where = (_data_of(rows, settings, data), settings.eps, settings.split, data_root, download)
+    where = (_data_of(rows, settings, data), settings.eps, settings.split, data_root, download, settings.norm)
     named = _model_of(rows, settings) if model is None else model
     try:
         network, images, _ = brought(named, *where)
@@ -202,7 +206,8 @@ def verify(
     faults = verify_rows(rows, network, images, sample=sample, device=place, say=say)
     repeated = min(sample, settings.images)
     if json:
-        about = {"rows": settings.images, "repeated": repeated, "eps": settings.eps, "guarantee": settings.guarantee}
+        about = {"rows": settings.images, "repeated": repeated, "eps": settings.eps, "norm": settings.norm}
+        about["guarantee"] = settings.guarantee
         print(dumps({"agree": not faults, "faults": faults, **about}, indent=1))
     else:
         for fault in faults[:20]:
@@ -213,7 +218,7 @@ def verify(
     if not json:
         print(
             f"{settings.images} rows fit their settings, weights, images and summary; "
-            f"{repeated} of them came out again (eps {settings.eps}, guarantee {settings.guarantee})"
+            f"{repeated} of them came out again (eps {settings.shown_eps}, guarantee {settings.guarantee})"
         )
 
 

@@ -8,9 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from locallip.attacks.ensemble import Attempt
+from locallip.balls import L2, Ball
 
 #: The parts of its standard version, in their order (Croce & Hein 2020).
 PARTS = ("apgd-ce", "apgd-t", "fab-t", "square")
+#: What it calls a norm.
+NAMES = {"2": "L2", "inf": "Linf"}
 
 
 class MissingAttack(Exception):
@@ -18,9 +21,9 @@ class MissingAttack(Exception):
 
 
 def autoattack_attempts(
-    model: nn.Module, classes: int, *, seed: int, batch_size: int = 500, parts: tuple[str, ...] = PARTS
+    model: nn.Module, classes: int, *, seed: int, batch_size: int = 500, ball: Ball = L2, parts: tuple[str, ...] = PARTS
 ) -> list[Attempt]:
-    """The attacks of AutoAttack's standard version for l2, each as an attempt of its own; x (B, C, H, W) in [0, 1].
+    """The attacks of AutoAttack's standard version, each as an attempt of its own; x (B, C, H, W) in [0, 1].
 
     They never leave [0, 1]. They need one radius for all samples of a call, at least four classes, and float32.
     """
@@ -32,7 +35,7 @@ def autoattack_attempts(
 
     def attempt(name: str) -> Attempt:
         def search(x: Tensor, y: Tensor, eps: Tensor, /) -> Tensor:
-            return _run(package, model, name, classes, x, y, eps, seed, batch_size)
+            return _run(package, model, name, classes, x, y, eps, seed, batch_size, ball)
 
         return Attempt(f"autoattack {name}", search)
 
@@ -51,7 +54,16 @@ def _package() -> Any:
 
 
 def _run(
-    package: Any, model: nn.Module, name: str, classes: int, x: Tensor, y: Tensor, eps: Tensor, seed: int, batch_size: int
+    package: Any,
+    model: nn.Module,
+    name: str,
+    classes: int,
+    x: Tensor,
+    y: Tensor,
+    eps: Tensor,
+    seed: int,
+    batch_size: int,
+    ball: Ball,
 ) -> Tensor:
     """One part of the standard version; its points, x itself where it found none."""
     if len(x) == 0:
@@ -61,7 +73,9 @@ def _run(
         raise ValueError("AutoAttack takes one eps for all samples")
     # It seeds torch's own generators, which are not ours to change.
     with torch.random.fork_rng(devices=[x.device] if x.device.type == "cuda" else []):
-        attack = package.AutoAttack(model, norm="L2", eps=radius, version="standard", device=x.device, seed=seed % 2**32)
+        attack = package.AutoAttack(
+            model, norm=NAMES[ball.norm], eps=radius, version="standard", device=x.device, seed=seed % 2**32
+        )
         attack.attacks_to_run = [name]
         attack.apgd_targeted.n_target_classes = attack.fab.n_target_classes = min(9, classes - 1)
         points, _ = attack.run_standard_evaluation(x.float(), y, batch_size=batch_size)

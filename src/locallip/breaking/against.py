@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from locallip.balls import L2, as_ball
 from locallip.breaking.rows import AttackRow
 from locallip.certify import Verdict
 from locallip.data import ImageSet
@@ -31,7 +32,7 @@ class Certified(NamedTuple):
     rows: list[Row]
 
 
-def read_certified(path: Path, model: nn.Module, images: ImageSet, radius: float) -> Certified:
+def read_certified(path: Path, model: nn.Module, images: ImageSet, radius: float, norm: str = L2.norm) -> Certified:
     """Rows that an attack with this radius can contradict; refused where they are about something else."""
     settings, summary = read_about(path)
     ended = summary is not None
@@ -40,6 +41,11 @@ def read_certified(path: Path, model: nn.Module, images: ImageSet, radius: float
     check_network(path, settings, model)
     if data_checksum(first) != settings.data_sha256:
         raise WrongRows(f"{path} is about other images ({settings.data}, {settings.split}) than these of {images.name}")
+    if settings.norm != norm:
+        raise WrongRows(
+            f"{path} is about {as_ball(settings.norm).words} balls, not {as_ball(norm).words} ones: attack with --norm "
+            f"{settings.norm}"
+        )
     if settings.radius < radius:
         raise WrongRows(
             f"{path} is about eps {settings.eps}, and an attack with eps {radius:g} goes beyond that, so it contradicts "

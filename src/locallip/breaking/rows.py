@@ -7,11 +7,22 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from locallip.balls import L2, said
 from locallip.data import ImageSet
 from locallip.proofs import WrongRows
 from locallip.proofs.check import out_of_order
 from locallip.proofs.rows import parsed, read_lines, value_of
-from locallip.proofs.settings import COMMON, Checks, about_file, check_values, is_bool, is_whole, radius_of, read_values
+from locallip.proofs.settings import (
+    COMMON,
+    Checks,
+    about_file,
+    check_values,
+    is_bool,
+    is_norm,
+    is_whole,
+    radius_of,
+    read_values,
+)
 
 
 @dataclass(frozen=True)
@@ -19,7 +30,7 @@ class AttackRow:
     """What became of one image.
 
     `prediction` is the class at the image itself, None for a tie. `broken`: the label was right there and is lost at a point
-    of the ball; `by` is the attack that found it, `distance` the l2 norm of its perturbation.
+    of the ball; `by` is the attack that found it, `distance` how long its perturbation is, in the norm of the attack.
     """
 
     index: int
@@ -54,11 +65,17 @@ class AttackSettings:
     seed: int
     hardware: str
     environment: dict[str, Any]
+    norm: str = L2.norm
 
     @property
     def radius(self) -> float:
         """eps as a number, never below it."""
         return radius_of(self.eps)
+
+    @property
+    def shown_eps(self) -> str:
+        """eps for people, with its norm where that is not l2."""
+        return self.eps + said(self.norm)
 
 
 _CHECKS: Checks = {
@@ -67,6 +84,7 @@ _CHECKS: Checks = {
     "steps": is_whole(1),
     "restarts": is_whole(1),
     "pixels": is_bool,
+    "norm": is_norm,
 }
 FIELDS = tuple(field.name for field in fields(AttackRow))
 _KINDS = {"index": int, "label": int, "prediction": int, "broken": bool, "by": str}
@@ -78,6 +96,7 @@ def read_settings(path: Path) -> AttackSettings:
     values, _ = read_values(path)
     if "attack" not in values:
         raise WrongRows(f"{path} is not of `locallip attack`: name another --out")
+    values = {"norm": L2.norm, **values}  # older files do not say
     check_values(values, _CHECKS, about_file(path))
     return AttackSettings(**{name: values[name] for name in _CHECKS})
 

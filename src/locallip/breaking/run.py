@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from locallip.arithmetic import autocast_off, is_out_of_memory
 from locallip.attacks import Attempts, attack_in_turn, autoattack_attempts, strong_attempts
+from locallip.balls import L2, Ball, as_ball
 from locallip.breaking.against import Certified, compared
 from locallip.breaking.rows import AttackRow, AttackSettings, contradictions, read_attack_rows, read_settings
 from locallip.certify.confirm import Judge
@@ -45,6 +46,7 @@ class AttackJob:
 
     model_name: str
     eps: str
+    norm: str = L2.norm
     kind: Kind = "strong"
     steps: int = 100
     restarts: int = 1
@@ -60,6 +62,10 @@ class AttackJob:
     def chunk(self) -> int:
         """Images whose rows are written together."""
         return self.batch_size * (BATCHES_PER_CHUNK if self.batch_size < LARGE_BATCH else BATCHES_PER_LARGE_CHUNK)
+
+    @property
+    def ball(self) -> Ball:
+        return as_ball(self.norm)
 
     @property
     def domain(self) -> tuple[float, float] | None:
@@ -102,9 +108,11 @@ def _attack_images(job: AttackJob, model: nn.Module, images: ImageSet, say: Say,
     known = continued(job.out, job.resume, read_settings)
     seed = seed_of(job.seed, known)
     model = model.to(job.device).eval()
-    judge = Judge(model, images.shape, job.device)
+    judge = Judge(model, images.shape, job.device, ball=job.ball)
     if job.kind == "autoattack":
-        autoattack_attempts(model, judge.classes, seed=seed)  # says what is missing before anything is attacked
+        autoattack_attempts(
+            model, judge.classes, seed=seed, ball=job.ball
+        )  # says what is missing before anything is attacked
     settings = _settings(job, images, judge, seed)
     chunks = chunks_of(count, job.chunk)
     rows = begin(job.out, settings, known, chunks, read_attack_rows, lambda found: contradictions(found, settings, images))
@@ -168,13 +176,14 @@ class _Chunk:
     def _attempts(self, batch_size: int) -> Attempts:
         job = self.job
         if job.kind == "autoattack":
-            return autoattack_attempts(self.model, self.judge.classes, seed=self.seed, batch_size=batch_size)
+            return autoattack_attempts(self.model, self.judge.classes, seed=self.seed, batch_size=batch_size, ball=job.ball)
         return strong_attempts(
             self.model,
             kinds=KINDS[job.kind],
             steps=job.steps,
             restarts=job.restarts,
             input_domain=job.domain,
+            ball=job.ball,
             generator=torch.Generator(job.device).manual_seed(self.seed),
             batch_size=batch_size,
             progress=self._progress,
@@ -216,7 +225,7 @@ def describe(summary: dict[str, Any], settings: AttackSettings) -> str:
     return (
         f"broken by\n{shares or '  nothing'}\n"
         f"clean accuracy {summary['correct']:.2f} %, under attack {summary['robust_at_most']:.2f} % of {summary['images']} "
-        f"images (95 % interval of the share {low:.2f} to {high:.2f}), eps {settings.eps}, points {where}\n"
+        f"images (95 % interval of the share {low:.2f} to {high:.2f}), eps {settings.shown_eps}, points {where}\n"
         "This is an upper bound of the robust accuracy and no proof: another attack may break more. What is proved, "
         "`locallip certify` says."
     )
@@ -239,4 +248,5 @@ def _settings(job: AttackJob, images: ImageSet, judge: Judge, seed: int) -> Atta
         seed=seed,
         hardware=hardware(job.device),
         environment=environment(),
+        norm=job.norm,
     )

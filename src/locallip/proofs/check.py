@@ -62,6 +62,8 @@ def _faults(row: Row, settings: Settings, label: int) -> Iterator[str]:
         yield f"its label is {row.label}, and that of the image {label}"
     if row.eps != settings.radius:
         yield f"its eps is {row.eps}, and that of the run {settings.eps}, which is {settings.radius} as a number"
+    if row.norm != settings.norm:
+        yield f"its ball is of the norm {row.norm}, and the run's of {settings.norm}"
     if (row.guarantee, row.failure_prob) != (settings.guarantee, settings.failure_prob):
         yield (
             f"it claims {row.guarantee} with failure probability {row.failure_prob}, "

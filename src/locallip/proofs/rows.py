@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from locallip.balls import L2
 from locallip.certify import Verdict
 from locallip.files import write_atomically
 
@@ -29,7 +30,8 @@ class Row:
 
     `decided_by` is the check that gave the verdict, `margin` the proved lead of the label and `lipschitz` the local bound
     behind it, None where that check computed none. `seconds` is the mean over the chunk that the image was in. `radius` is
-    certified too, and None where radii were not asked for; rows from before there were any lack it.
+    certified too, and None where radii were not asked for. `norm` is that of the ball, "2" or "inf". Rows from before there
+    were radii or norms lack them.
     """
 
     index: int
@@ -45,11 +47,12 @@ class Row:
     global_lipschitz: float | None
     seconds: float
     radius: float | None = None
+    norm: str = L2.norm
 
 
 FIELDS = tuple(field.name for field in dataclasses.fields(Row))
-#: Those of rows from before there were radii.
-_OLD_FIELDS = FIELDS[:-1]
+#: Those of all rows, and of rows from before there were norms, and radii.
+_KNOWN_FIELDS = (FIELDS, FIELDS[:-1], FIELDS[:-2])
 
 
 def append_rows(path: Path, rows: Iterable[Any]) -> None:
@@ -83,7 +86,7 @@ def read_rows(path: Path, *, whole: bool = True) -> list[Row]:
     """All rows of a file; without `whole`, those before a last line that a crash has cut off."""
     lines = read_lines(path, whole)
     if path.suffix == ".csv" and lines:
-        if lines[0] not in (",".join(FIELDS), ",".join(_OLD_FIELDS)):
+        if lines[0] not in [",".join(names) for names in _KNOWN_FIELDS]:
             raise WrongRows(f"{path} begins with {lines[0][:80]!r}, not with the names of the columns")
         try:
             values = list(csv.DictReader(lines))
@@ -135,13 +138,15 @@ _KINDS: dict[str, type] = {
     "verdict": str,
     "decided_by": str,
     "guarantee": str,
+    "norm": str,
 }
 _MAY_LACK = ("prediction", "margin", "lipschitz", "global_lipschitz", "radius")
 
 
 def _row(values: Mapping[str, Any], where: str, text: bool = False) -> Row:
-    if set(values) not in (set(FIELDS), set(_OLD_FIELDS)):
+    if set(values) not in [set(names) for names in _KNOWN_FIELDS]:
         raise WrongRows(f"{where} has the fields {', '.join(map(str, values))}; expected {', '.join(FIELDS)}")
+    values = {"norm": L2.norm, **values}
     row = Row(**{name: value_of(name, values.get(name), where, _KINDS, _MAY_LACK, text) for name in FIELDS})
     if row.verdict not in list(Verdict):
         raise WrongRows(f"{where}: unknown verdict {row.verdict!r}")

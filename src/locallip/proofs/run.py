@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from locallip.arithmetic import is_out_of_memory
+from locallip.balls import L2
 from locallip.certify import Certificate, Certifier, RadiusFinder, Verdict
 from locallip.certify.inputs import as_eps
 from locallip.certify.prover import Method
@@ -65,6 +66,7 @@ class Job:
     method: Method = "auto"
     branch_seconds: float = 0.0
     deployed_dtype: str | None = None
+    norm: str = L2.norm
     chunk: int | None = None  # images that are worked on and written together
     together: Processes = ALONE  # this process among those that share the work
 
@@ -185,6 +187,7 @@ def _certifier(job: Job, model: nn.Module, images: ImageSet, seed: int) -> Certi
         method=job.method,
         branch_seconds=job.branch_seconds,
         deployed_dtype=job.deployed_dtype,
+        norm=job.norm,
     )
 
 
@@ -204,6 +207,7 @@ def _finder(job: Job, certifier: Certifier, images: ImageSet, seed: int) -> Radi
         method=job.method,
         branch_seconds=job.branch_seconds,
         deployed_dtype=job.deployed_dtype,
+        norm=job.norm,
     )
 
 
@@ -230,6 +234,7 @@ def _settings(job: Job, images: ImageSet, certifier: Certifier, seed: int, chunk
         deployed_dtype=job.deployed_dtype,
         structure=structure_of(certifier.model),
         chunk=chunk,
+        norm=job.norm,
     )
 
 
@@ -279,6 +284,7 @@ def _certify_chunk(
             bound,
             round(seconds, 6),
             radii[i],
+            certificate.norm,
         )
         for i in range(len(x))
     ]

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import nn
 
+from locallip.balls import L2, NORMS, said
 from locallip.certify.inputs import as_eps
 from locallip.certify.prover import fingerprint
 from locallip.files import write_atomically
@@ -29,7 +30,7 @@ class Settings:
     `failure_prob` that of one image, 0 for guarantees that know none. `radii` says whether rows have certified radii,
     `method`, `branch_seconds` and `deployed_dtype` are as in `certify`. `fingerprint` is of the weights, `structure` of what
     is done with them; empty where rows are from before it was noted. `chunk` images were worked on together, 0 in older
-    files.
+    files. `norm` is that of the balls.
     `hardware` and `environment` may differ where a run goes on, but not the version of locallip.
     """
 
@@ -54,11 +55,17 @@ class Settings:
     deployed_dtype: str | None = None
     structure: str = ""
     chunk: int = 0
+    norm: str = L2.norm
 
     @property
     def radius(self) -> float:
         """eps as a number, never below it."""
         return radius_of(self.eps)
+
+    @property
+    def shown_eps(self) -> str:
+        """eps for people, with its norm where that is not l2."""
+        return self.eps + said(self.norm)
 
 
 def radius_of(eps: str) -> float:
@@ -130,6 +137,10 @@ def is_bool(value: object) -> bool:
     return isinstance(value, bool)
 
 
+def is_norm(value: object) -> bool:
+    return value in NORMS
+
+
 Checks = Mapping[str, Callable[[Any], bool]]
 #: What every run on the images of a data set notes.
 COMMON: Checks = {
@@ -159,9 +170,18 @@ _CHECKS: Checks = {
     "deployed_dtype": lambda value: value in (None, "float32"),
     "structure": lambda value: isinstance(value, str),
     "chunk": is_whole(0),
+    "norm": is_norm,
 }
 #: What settings from before there were these mean.
-_OLD = {"radii": False, "method": "local", "branch_seconds": 0.0, "deployed_dtype": None, "structure": "", "chunk": 0}
+_OLD = {
+    "radii": False,
+    "method": "local",
+    "branch_seconds": 0.0,
+    "deployed_dtype": None,
+    "structure": "",
+    "chunk": 0,
+    "norm": L2.norm,
+}
 
 
 def about_file(path: Path) -> Path:

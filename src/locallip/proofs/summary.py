@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from locallip.balls import L2, said
 from locallip.certify import Verdict, certified_accuracy
 from locallip.norms import Guarantee
 from locallip.proofs.rows import Row
@@ -35,6 +36,8 @@ def summarize(rows: Sequence[Row]) -> dict[str, Any]:
         "failure_prob_of_all": min(1.0, math.fsum(row.failure_prob for row in rows)),
         "seconds": round(math.fsum(row.seconds for row in rows), 3),
     }
+    if any(row.norm != L2.norm for row in rows):  # summaries from before there were others do not name it
+        summary["norm"] = rows[0].norm
     radii = [row.radius for row in rows if row.radius is not None]
     return {**summary, **_radii(radii, rows[0].eps)} if radii and len(radii) == count else summary
 
@@ -65,15 +68,16 @@ def wilson(successes: int, count: int) -> tuple[float, float]:
 
 def describe(summary: dict[str, Any], guarantee: Guarantee) -> str:
     """For people: the cascade's shares as the paper gives them, and the sum of it."""
-    count = max(summary["images"], 1)
-    shares = "\n".join(f"  {100 * n / count:6.2f} %  {check}" for check, n in summary["decided_by"].items())
+    count = summary["images"]
+    shares = "\n".join(f"  {100 * n / max(count, 1):6.2f} %  {check}" for check, n in summary["decided_by"].items())
     low, high = summary["certified_interval"]
+    where = said(summary.get("norm", L2.norm))
     word = "estimated robust (no proof)" if guarantee is Guarantee.ESTIMATE else "certified"
     risk = summary["failure_prob_of_all"]
     rest = f"; a chance of at most {shown(risk, 2, upwards=True)} that any of these is wrong" if risk else ""
     return (
         f"decided by\n{shares}\n"
-        f"correct {summary['correct']:.2f} %, {word} {_share_shown(summary['certified'])} % of {summary['images']} images "
+        f"correct {summary['correct']:.2f} %, {word} {_share_shown(summary['certified'])} % of {count} images{where} "
         f"(95 % interval of the share {low:.2f} to {high:.2f}), guarantee {guarantee.value}{rest}{_curve(summary, word)}"
     )
 

@@ -58,7 +58,7 @@ def certificate_rows(found: Sequence[About]) -> list[list[str]]:
     groups: dict[tuple[str, ...], list[About]] = {}
     for about in found:
         s = about.settings
-        groups.setdefault((s.model, s.fingerprint, s.data_sha256, s.eps, s.hardware), []).append(about)
+        groups.setdefault((s.model, s.fingerprint, s.data_sha256, s.eps, s.norm, s.hardware), []).append(about)
     return [_line(group) for _, group in sorted(groups.items())]
 
 
@@ -68,7 +68,7 @@ def _line(group: Sequence[About]) -> list[str]:
     images = f"{first.summary['images']} of {first.settings.data}, {first.settings.split}"
     return [
         f"`{first.settings.model}`",
-        first.settings.eps,
+        first.settings.shown_eps,
         images,
         f"{first.summary['correct']:.2f}",
         *cells,

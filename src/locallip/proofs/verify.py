@@ -106,6 +106,7 @@ def _certifier(settings: Settings, model: nn.Module, images: ImageSet, device: t
         method=settings.method,  # type: ignore[arg-type]
         branch_seconds=PATIENT * settings.branch_seconds,  # another machine may be slower, or have more to do
         deployed_dtype=settings.deployed_dtype,
+        norm=settings.norm,
     )
 
 
@@ -120,7 +121,8 @@ def _again(row: Row, certifier: Certifier, images: ImageSet, settings: Settings,
                 certifier.attack_steps = settings.attack_steps * 2**attempt
             _lean(certifier, attempt)
             found = certifier(x, images.labels[row.index : row.index + 1], settings.eps)
-            fault = _fault(row, found, certifier.global_lipschitz)
+            reach = row.eps * certifier.prover.ball.stretch(x.numel())
+            fault = _fault(row, found, certifier.global_lipschitz, reach)
             if fault is None:
                 return []
             if found.predictions[0] != row.prediction:
@@ -161,7 +163,8 @@ def _radius_again(row: Row, certifier: Certifier, images: ImageSet, settings: Se
     return [f"row {row.index}: its radius is said to be {row.radius:.6g}, and at {shorter:.6g} it is {found.verdicts[0]}"]
 
 
-def _fault(row: Row, found: Certificate, global_lipschitz: float) -> str | None:
+def _fault(row: Row, found: Certificate, global_lipschitz: float, reach: float) -> str | None:
+    """What does not agree; `reach` is the radius of the l2 ball that the bound is about."""
     verdict, margin, bound = found.verdicts[0], float(found.margin[0]), float(found.lipschitz[0])
     if found.predictions[0] != row.prediction:
         return f"the prediction is {found.predictions[0]}, not {row.prediction}"
@@ -177,26 +180,27 @@ def _fault(row: Row, found: Certificate, global_lipschitz: float) -> str | None:
         return f"the verdict is {verdict} with a margin of {margin:.3g}, not {row.verdict} with {row.margin}"
     assert row.margin is not None
     assert row.lipschitz is not None
-    allowed = TOLERANCE * (margin + 2 * bound * row.eps)
-    if row.decided_by == found.decided_by[0] == BRANCHING and row.margin <= (1 + TOLERANCE) * (margin + 2 * bound * row.eps):
+    allowed = TOLERANCE * (margin + 2 * bound * reach)
+    if row.decided_by == found.decided_by[0] == BRANCHING and row.margin <= (1 + TOLERANCE) * (margin + 2 * bound * reach):
         allowed = math.inf  # how much was proved follows from when it ended; none exceeds the lead at the image itself
     if row.decided_by != found.decided_by[0]:
-        return _fault_of_other_check(row, found.decided_by[0], margin, bound, allowed)
+        return _fault_of_other_check(row, found.decided_by[0], margin, bound, allowed, margin + 2 * bound * reach)
     if abs(row.lipschitz - bound) > TOLERANCE * bound or abs(row.margin - margin) > allowed:
         return f"margin and bound are {margin:.6g} and {bound:.6g}, not {row.margin} and {row.lipschitz}"
     return None
 
 
-def _fault_of_other_check(row: Row, check: str, margin: float, bound: float, allowed: float) -> str | None:
+def _fault_of_other_check(row: Row, check: str, margin: float, bound: float, allowed: float, most: float) -> str | None:
     """Another check decides only where the first of both just succeeds or just fails; the later one has the smaller bound.
 
-    No margin exceeds the lead at the image itself, which is at most what was proved now and what the bound took off it.
+    No margin exceeds the lead at the image itself, which is at most what was proved now and what the bound took off it:
+    `most`.
     """
     assert row.margin is not None
     assert row.lipschitz is not None
     order = list(VERDICTS)
     earlier = order.index(row.decided_by) < order.index(check)
-    just = row.margin <= allowed if earlier else margin <= allowed and row.margin <= margin + 2 * bound * row.eps
+    just = row.margin <= allowed if earlier else margin <= allowed and row.margin <= most
     near = row.lipschitz >= bound * (1 - TOLERANCE) if earlier else row.lipschitz <= bound * (1 + TOLERANCE)
     if just and near:
         return None

@@ -70,7 +70,14 @@ def _of_rows(run: Run) -> list[tuple[str, str, str]]:
     shown = [("clean", _per_cent(count - wrong, count), f"right on {count} {which} images")]
     if found.settings.attack_steps:
         shown.append(("attacked", _per_cent(count - wrong - attacked, count), f"PGD, {found.settings.attack_steps} steps"))
-    return [*shown, ("certified", _per_cent(certified, count), f"eps {found.settings.eps}, {guarantee}{chance}")]
+    return [
+        *shown,
+        (
+            "certified",
+            _per_cent(certified, count),
+            f"eps {found.settings.shown_eps}, {guarantee}{chance}",
+        ),
+    ]
 
 
 def _of_evaluation(run: Run) -> list[tuple[str, str, str]]:

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from locallip.balls import L2, as_ball, said
 from locallip.certify import Verdict
 from locallip.data.cifar10 import CLASSES as CIFAR10
 from locallip.norms import Guarantee
@@ -75,24 +76,38 @@ def _over_eps(runs: Sequence[Run]) -> Figure | None:
     if any(run.explored and run.proofs for run in runs):
         see += " Explored images are chosen by verdict, so each counts for its share of all images with that verdict."
     trained_on = any(run.proofs is not None and run.proofs.settings.split == "train" for run in runs)
-    svg = line_chart(lines, "eps (l2)", "images, %" if trained_on else "test images, %", top=100)
+    svg = line_chart(lines, f"eps ({_balls(runs)})", "images, %" if trained_on else "test images, %", top=100)
     return of_lines("over-eps", "Accuracy over eps, proved and attacked", see, svg, lines, "eps", "per cent")
+
+
+def _named(run: Run) -> str:
+    """The name of a run, and the ball that its certificates are about where that is not the l2 ball."""
+    norm = L2.norm if run.proofs is None else run.proofs.settings.norm
+    return f"{run.name}{said(norm)}"
+
+
+def _balls(runs: Sequence[Run]) -> str:
+    """What the radii of a figure count in; what is explored is always in l2."""
+    norms = {run.proofs.settings.norm for run in runs if run.proofs is not None}
+    norms |= {L2.norm for run in runs if run.explored or not norms}
+    return " or ".join(as_ball(norm).words for norm in sorted(norms))
 
 
 def _proved_lines(run: Run, found: Certified, k: int) -> list[Line]:
     count, eps, lines = len(found.rows), found.settings.radius, []
+    name = _named(run)
     radii = sorted(row.radius or 0.0 for row in found.rows if row.radius is not None)
     if len(radii) == count:
         grid = [1.05 * radii[-1] * n / (RADII - 1) for n in range(RADII)]
         share = [100 * (count - bisect_left(radii, max(r, 1e-300))) / count for r in grid]
-        lines.append(Line(f"{run.name}: certified ({count} images)", grid, share, 2 * k))
+        lines.append(Line(f"{name}: certified ({count} images)", grid, share, 2 * k))
     verdicts = Counter(row.verdict for row in found.rows)
     proved, right = verdicts[Verdict.CERTIFIED], count - verdicts[Verdict.MISCLASSIFIED]
     if len(radii) != count:
-        lines.append(Line(f"{run.name}: certified at eps", [eps], [100 * proved / count], 2 * k, dots=True))
+        lines.append(Line(f"{name}: certified at eps", [eps], [100 * proved / count], 2 * k, dots=True))
     stands = 100 * (right - verdicts[Verdict.ATTACKED]) / count
     if found.settings.attack_steps:
-        lines.append(Line(f"{run.name}: attacked at eps", [eps], [stands], 2 * k + 1, dots=True))
+        lines.append(Line(f"{name}: attacked at eps", [eps], [stands], 2 * k + 1, dots=True))
     return lines
 
 
@@ -111,7 +126,7 @@ def _explored_lines(run: Run, k: int) -> list[Line]:
     right = [(image, weight) for image, weight in zip(images, weights, strict=True) if image["prediction"] == image["label"]]
     stands = [100 * sum(weight for image, weight in right if (image["attacked"] or math.inf) > r) for r in grid]
     lines = [Line(f"{run.name}: attacked, from {len(images)} images", grid, stands, 2 * k + 1)]
-    if run.proofs is None or not run.proofs.settings.radii:
+    if run.proofs is None or not run.proofs.settings.radii or run.proofs.settings.norm != L2.norm:
         proved = [100 * sum(weight for image, weight in right if (image["radius"] or -1.0) >= r) for r in grid]
         word = "estimated (no proof)" if network.get("guarantee") == Guarantee.ESTIMATE.value else "certified"
         lines.append(Line(f"{run.name}: {word}, from {len(images)} images", grid, proved, 2 * k))
@@ -123,7 +138,9 @@ def _weights(run: Run, eps: float, images: Sequence[Mapping[str, Any]]) -> list[
     verdicts = [image["verdict"] for image in images]
     explored = Counter(verdicts)
     by_rows = all(image["decided_by"] != "exploration" for image in images)
-    rows = run.proofs.rows if run.proofs is not None and by_rows and run.proofs.settings.radius == eps else ()
+    found = run.proofs
+    fitting = found is not None and by_rows and found.settings.radius == eps and found.settings.norm == L2.norm
+    rows = found.rows if found is not None and fitting else ()
     known = Counter(row.verdict for row in rows)
     if not rows or any(verdict not in known for verdict in explored):
         return [1 / len(verdicts)] * len(verdicts)
@@ -139,7 +156,7 @@ def _cascade(runs: Sequence[Run]) -> Figure | None:
             continue
         counts = Counter(row.decided_by for row in found.rows)
         parts = [(name, 100 * count / len(found.rows)) for name, count in counts.most_common()]
-        rows.append((f"{run.name}: {len(found.rows)} images at eps {found.settings.eps}", parts))
+        rows.append((f"{run.name}: {len(found.rows)} images at eps {found.settings.shown_eps}", parts))
         data += [(run.name, name, value) for name, value in parts]
     if not rows:
         return None
@@ -150,7 +167,7 @@ def _cascade(runs: Sequence[Run]) -> Figure | None:
 
 def _radii(runs: Sequence[Run]) -> Figure | None:
     with_radii = [
-        (run.name, [row.radius for row in run.proofs.rows]) for run in runs if run.proofs and run.proofs.settings.radii
+        (_named(run), [row.radius for row in run.proofs.rows]) for run in runs if run.proofs and run.proofs.settings.radii
     ]
     known = [(name, [r for r in radii if r is not None]) for name, radii in with_radii]
     if not known:
@@ -159,7 +176,7 @@ def _radii(runs: Sequence[Run]) -> Figure | None:
     see = (
         "Images at 0 are those that are wrong or that nothing is proved of; the rest shows how far proofs reach beyond eps."
     )
-    svg = line_chart(lines, "certified radius (l2)", "images, %")
+    svg = line_chart(lines, f"certified radius ({_balls(runs)})", "images, %")
     return of_lines("certified-radii", "Certified radii", see, svg, lines, "radius", "per cent")
 
 

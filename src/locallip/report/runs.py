@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from locallip import paper
+from locallip.balls import L2
 from locallip.certify.prover import fingerprint
 from locallip.data import ImageSet
 from locallip.norms import Guarantee
@@ -69,6 +70,7 @@ class Run:
             found
             for found in self.certified
             if found.settings.radius == radius_of(eps)
+            and found.settings.norm == L2.norm  # as all that is explored
             and order.index(found.settings.guarantee) >= max(order.index(guarantee), 1)  # an estimate is no proof
             and found.settings.images <= len(images)
             and found.settings.data_sha256 == data_checksum(images.take(torch.arange(found.settings.images)))
