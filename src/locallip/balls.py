@@ -69,7 +69,7 @@ class Ball(ABC):
         """No two points of the domain are further apart; infinity without one. x is (B, *shape), with B > 0."""
         if domain is None:
             return math.inf
-        low, high = (torch.as_tensor(end, dtype=torch.float64).expand(x.shape[1:]) for end in domain)
+        low, high = (torch.as_tensor(end, dtype=torch.float64, device=x.device).expand(x.shape[1:]) for end in domain)
         return float(self.length((high - low)[None]))
 
 

@@ -26,7 +26,7 @@ class MaxPool2d(Activation):
             raise ValueError(f"windows overlap: kernel {kernel} with stride {stride}")
         #: Kernel, stride and padding.
         self.geometry, self.ceil_mode = (kernel, stride, padding), ceil_mode
-        self._out = self(torch.zeros(1, *in_shape, dtype=torch.float32)).shape[1:]
+        self._out = self(torch.zeros(1, *in_shape, dtype=torch.float32, device="cpu")).shape[1:]
         geometry = zip(in_shape[1:], self._out[1:], kernel, stride, padding, strict=True)
         (self._row, row_used), (self._col, col_used) = (_window_of(*g) for g in geometry)
         self._used = row_used[:, None] & col_used[None, :]
@@ -72,7 +72,7 @@ class MaxPool2d(Activation):
 
 def _window_of(size: int, windows: int, kernel: int, stride: int, padding: int) -> tuple[Tensor, Tensor]:
     """For each position along one side: the index of its window, and whether it lies in any."""
-    position = torch.arange(size) + padding
+    position = torch.arange(size, device="cpu") + padding
     window = position // stride
     used = (position % stride < kernel) & (window < windows)
     return window.clamp(max=windows - 1), used

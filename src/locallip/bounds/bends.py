@@ -238,7 +238,10 @@ def bends(activation: Activation, before: Before) -> list[Bend] | None:
     center, box = sorted_pairs(before.center), Box(sorted_pairs(before.box.lower), sorted_pairs(before.box.upper))
     half = torch.Size((center.shape[1] // 2, *center.shape[2:]))
     none = torch.full(half, float("inf"), dtype=center.dtype, device=center.device)
-    low, high = torch.cat([-none, torch.as_tensor(lower).expand(half)]), torch.cat([upper.expand(half), none])
+    low, high = (
+        torch.cat([-none, torch.as_tensor(lower, device=none.device).expand(half)]),
+        torch.cat([upper.expand(half), none]),
+    )
     last = clipped(before, center, box, before.varying.outputs, low, high)
     dead = last.straight & (last.slope == 0)
     return [last, _difference(before, ~varying & ~(dead.chunk(2, dim=1)[0] & dead.chunk(2, dim=1)[1]))]

@@ -173,7 +173,10 @@ def _pair_slopes(activation: SortPairs, box: Box, varying: Varying) -> list[Slop
         return [pairs]
     half = l1.shape[1:]
     none = torch.full(half, infinite, dtype=dtype, device=l1.device)
-    bottom, top = torch.cat([-none, torch.as_tensor(lower).expand(half)]), torch.cat([upper.expand(half), none])
+    bottom, top = (
+        torch.cat([-none, torch.as_tensor(lower, device=none.device).expand(half)]),
+        torch.cat([upper.expand(half), none]),
+    )
     # The sorted changes of a pair are no longer than its changes, so its `inputs` serve both steps.
     ordered = Box(sorted_pairs(box.lower), sorted_pairs(box.upper))
     return [_clip_slopes(ordered, bottom, top, varying.inputs), pairs]

@@ -67,7 +67,7 @@ class Certificate:
     @property
     def certified(self) -> Tensor:
         """(B,) bool."""
-        return torch.tensor([v is Verdict.CERTIFIED for v in self.verdicts], dtype=torch.bool)
+        return torch.tensor([v is Verdict.CERTIFIED for v in self.verdicts], dtype=torch.bool, device="cpu")
 
     def __str__(self) -> str:
         count = Counter(self.verdicts)
@@ -246,7 +246,7 @@ class _Cascade:
         self.verdicts = [Verdict.UNKNOWN] * count
         self.decided_by = ["nothing"] * count
         self.predictions: list[int | None] = [None] * count
-        self.margin = torch.full((count,), float("nan"), dtype=torch.float64)
+        self.margin = torch.full((count,), float("nan"), dtype=torch.float64, device="cpu")
         self.lipschitz = self.margin.clone()
 
     def decide(self, branch_seconds: float) -> None:

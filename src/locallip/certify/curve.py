@@ -14,7 +14,7 @@ def certified_accuracy(radii: Tensor, eps: Eps) -> Tensor:
     A proof for a ball is one for every smaller ball, so one pass over the radii gives the whole curve. A radius of 0 is that
     of an input without any proof, and counts at no eps, not even at 0.
     """
-    radii = torch.as_tensor(radii, dtype=torch.float64).reshape(-1).cpu()
+    radii = torch.as_tensor(radii, dtype=torch.float64, device="cpu").reshape(-1)
     if not bool((torch.isfinite(radii) & (radii >= 0)).all()):
         raise ValueError("radii must be finite and at least 0: they are those of certified_radius")
     many = not isinstance(eps, str) and hasattr(eps, "__len__") and getattr(eps, "shape", None) != ()

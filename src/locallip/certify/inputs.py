@@ -142,7 +142,7 @@ def _as_box(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
 
 def as_labels(y: Tensor | Sequence[int], batch: int, classes: int, device: torch.device) -> Tensor:
     try:
-        y = torch.as_tensor(y)
+        y = torch.as_tensor(y, device=y.device if isinstance(y, Tensor) else device)
     except (TypeError, ValueError, RuntimeError):
         raise ValueError(f"y must be {batch} integer labels, got {type(y).__name__}") from None
     if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool or y.shape != (batch,):

@@ -69,7 +69,9 @@ def example(module: nn.Module, input_shape: Sequence[int], batch: int, seed: int
     dtype = stored[0].dtype if stored else torch.get_default_dtype()
     device = stored[0].device if stored else torch.device("cpu")
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(batch, *input_shape, generator=generator, dtype=torch.float32).to(dtype=dtype, device=device)
+    return torch.randn(batch, *input_shape, generator=generator, dtype=torch.float32, device="cpu").to(
+        dtype=dtype, device=device
+    )
 
 
 @torch.no_grad()  # what was made in inference mode and is asked for outside cannot be differentiated

@@ -65,7 +65,8 @@ def read_by(network: Network) -> Iterator[Tensor]:
             yield from _read_by_op(op)
         yield from (value(torch.float64) for _, value in stage.offset.parts)
         if isinstance(stage.activation, (Clip, SortPairs)):
-            yield from (torch.as_tensor(end) for end in stage.activation.thresholds(torch.float64))
+            ends = stage.activation.thresholds(torch.float64)
+            yield from (end if isinstance(end, Tensor) else torch.tensor(end, device="cpu") for end in ends)
 
 
 def _read_by_op(op: LinearOp) -> Iterator[Tensor]:

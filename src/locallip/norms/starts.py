@@ -128,7 +128,7 @@ class WarmStarts:
 
 def jitter(place: Place, shape: torch.Size) -> Tensor:
     """The same noise of length JITTER for a layer in every run and on every device, (1, *shape) in float32."""
-    noise = torch.randn(1, *shape, generator=torch.Generator().manual_seed(1000 * place[0] + place[1]))
+    noise = torch.randn(1, *shape, generator=torch.Generator().manual_seed(1000 * place[0] + place[1]), device="cpu")
     return JITTER * noise / noise.norm()
 
 
