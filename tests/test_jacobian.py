@@ -18,6 +18,7 @@ from locallip.activations import Activation, Box, Varying
 from locallip.bounds import Trace, global_bound, propagate
 from locallip.bounds import jacobian as jacobian_module
 from locallip.bounds.jacobian import JacobianWay, jacobian_bounds
+from locallip.bounds.slopes import Rows
 from locallip.network import Network
 from locallip.norms import CholeskyNorm
 from tests.random_networks import ACTIVATIONS, BODIES, random_network
@@ -155,12 +156,43 @@ def test_rounding_never_takes_a_bound_below_the_exact_norm(seed: int) -> None:
     network = ll.lower(nn.Sequential(layers[0], nn.ReLU(), layers[1], nn.LeakyReLU(0.3), layers[2]), (3,))
     with torch.no_grad():
         layers[1].bias.fill_(1e6)
-    weights = [[[Fraction(float(v)) for v in row] for row in layer.weight] for layer in layers]
+    weights = [[[Fraction(float(v)) for v in row] for row in layer.weight.detach()] for layer in layers]
     trace = traced(network, torch.zeros(1, 3, dtype=DOUBLE), 0.01)
     square = exact_square(weights)
     for way in ("intervals", "middle"):
         found = Fraction(float(bounds_of(network, trace, way)))
         assert square <= found**2 <= square * (1 + Fraction(1, 10**9))
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_rows_hold_what_they_would_be_without_rounding(seed: int) -> None:
+    """In rational arithmetic: every entry of an interval, and what the rows through the middle lose."""
+    generator = torch.Generator().manual_seed(seed)
+    layer = nn.Linear(6, 5)
+    network = ll.lower(nn.Sequential(layer, nn.ReLU(), nn.Linear(5, 2)).double(), (6,))
+    with torch.no_grad():
+        layer.weight.copy_(torch.randn(5, 6, generator=generator, dtype=DOUBLE))
+    known = jacobian_module.known(network, traced(network, torch.zeros(1, 6, dtype=DOUBLE), 1.0), slice(0, 1))
+    op, weight = network.stages[0].terms[0], [[Fraction(v) for v in row] for row in layer.weight.tolist()]
+    g = torch.randn(1, 3, 5, generator=generator, dtype=DOUBLE)
+    wide = torch.rand(1, 3, 5, generator=generator, dtype=DOUBLE) * (torch.rand(1, 3, 5, generator=generator) < 0.3)
+    wide[0, 2] = 0  # with an entry that nearly cancels
+    g[0, 2, 0] = -(g[0, 2, 1:] @ layer.weight.detach()[1:, 0]) / layer.weight.detach()[0, 0]
+    with torch.no_grad():
+        rows, _ = jacobian_module.Intervals(known, signs=True).pulled(Rows(g, g + wide), op, 0)
+        middle, lost = jacobian_module.Middle(known).pulled(g, op, 0)
+    error = Fraction(0)
+    for r, j in itertools.product(range(3), range(6)):
+        least = most = exact = Fraction(0)
+        for i in range(5):
+            low, high, w = Fraction(float(g[0, r, i])), Fraction(float((g + wide)[0, r, i])), weight[i][j]
+            least, most = least + min(low * w, high * w), most + max(low * w, high * w)
+            exact += low * w
+        assert Fraction(float(rows.low[0, r, j])) <= least
+        assert most <= Fraction(float(rows.high[0, r, j]))
+        assert float(rows.high[0, r, j] - rows.low[0, r, j]) <= float(most - least) + 1e-10
+        error += (exact - Fraction(float(middle[0, r, j]))) ** 2
+    assert 0 < error <= Fraction(float(lost)) ** 2
 
 
 class Sine(Activation):
@@ -194,6 +226,30 @@ def test_the_way_ends_where_slopes_are_not_known(body: str, place: int) -> None:
     assert (bounds_of(network, trace, "middle") <= trace.lipschitz * (1 + 1e-9)).all()
 
 
+class AroundSine(nn.Module):
+    """z + sin(z - 1) with z = max(x, 0), whose slope at x = 1 is 2."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.head = (nn.Linear(1, 1, dtype=DOUBLE).requires_grad_(False) for _ in range(3))
+        for layer, bias in ((self.one, 0.0), (self.two, -1.0), (self.head, 0.0)):
+            layer.weight.fill_(1.0)
+            layer.bias.fill_(bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = torch.relu(self.one(x))
+        return self.head(z + torch.relu(self.two(z)))
+
+
+def test_what_ends_on_the_way_is_added_to_what_goes_on() -> None:
+    network = ll.lower(AroundSine(), (1,))
+    first, second, last = network.stages
+    network = replace(network, stages=(first, replace(second, activation=Sine()), last))
+    trace = traced(network, torch.ones(1, 1, dtype=DOUBLE), 0.5)
+    for way in WAYS:
+        assert 2 <= float(bounds_of(network, trace, way)) <= 2 + 1e-6
+
+
 def test_parts_change_nothing_and_what_does_not_fit_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
     model, shape = random_network("convolutional", "relu", 0, 1.5)
     network = ll.lower(model, shape)
@@ -220,3 +276,43 @@ def test_numbers_that_are_not_finite_give_no_bound_below_the_truth(bad: float) -
         assert float(found[1]) >= largest_slope(network, x[1:2].expand(2, -1) + torch.tensor([[0.0], [0.1]]))
     else:
         assert float(found[1]) >= float(healthy.min())
+
+
+# The public function ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("guarantee", ["high_probability", "deterministic"])
+def test_local_lipschitz_takes_the_smaller_bound(guarantee: str) -> None:
+    model, shape = random_network("convolutional", "relu", 3, 1.5)
+    x = torch.rand(3, *shape, generator=torch.Generator().manual_seed(0), dtype=DOUBLE)
+    product, jacobian, auto = (
+        ll.local_lipschitz(model, x, 0.2, method=method, guarantee=guarantee, seed=0)  # type: ignore[arg-type]
+        for method in ("product", "jacobian", "auto")
+    )
+    assert torch.equal(auto, jacobian)  # which knows the product too
+    assert (auto < 0.8 * product).all()
+    network = ll.lower(model, shape)
+    for i in range(len(x)):
+        assert largest_slope(network, points_of(x[i], 0.2, 50)) <= float(auto[i])
+
+
+def test_local_lipschitz_stays_inside_the_domain() -> None:
+    model, shape = random_network("dense", "relu", 0, 1.5)
+    x = torch.zeros(1, *shape, dtype=DOUBLE)
+    free = ll.local_lipschitz(model, x, 2.0, method="jacobian", seed=0)
+    held = ll.local_lipschitz(model, x, 2.0, method="jacobian", seed=0, input_domain=(0.0, 0.05))
+    assert (held < 0.9 * free).all()
+    points = points_of(x[0], 2.0, 50).clamp(0.0, 0.05)
+    assert largest_slope(ll.lower(model, shape), points) <= float(held)
+
+
+def test_bad_methods_and_jacobians_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, shape = random_network("dense", "relu", 0, 1.5)
+    x = torch.zeros(2, *shape, dtype=DOUBLE)
+    with pytest.raises(ValueError, match="'auto', 'product' or 'jacobian', got 'local'"):
+        ll.local_lipschitz(model, x, 0.1, method="local")  # type: ignore[arg-type]
+    monkeypatch.setitem(jacobian_module.TOGETHER, "cpu", 10)
+    with pytest.raises(ValueError, match="use method='product'"):
+        ll.local_lipschitz(model, x, 0.1, method="jacobian")
+    product = ll.local_lipschitz(model, x, 0.1, method="product", seed=0)
+    assert torch.equal(ll.local_lipschitz(model, x, 0.1, seed=0), product)

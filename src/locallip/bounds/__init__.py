@@ -2,6 +2,7 @@
 
 from locallip.bounds.branching import branched
 from locallip.bounds.deployed import deployed_error
+from locallip.bounds.jacobian import fits, jacobian_bounds
 from locallip.bounds.margin import SLOPE_STEPS, MarginForm, WorstLogits, rises_by_lines, worst_logits
 from locallip.bounds.propagate import (
     BoxRadii,
@@ -33,7 +34,9 @@ __all__ = [
     "branched",
     "dense_places",
     "deployed_error",
+    "fits",
     "global_bound",
+    "jacobian_bounds",
     "norm_keys",
     "propagate",
     "rises_by_lines",

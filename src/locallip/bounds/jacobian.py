@@ -45,21 +45,31 @@ def jacobian_bounds(network: Network, trace: Trace, ways: Sequence[JacobianWay] 
 
     Infinite where one sample's rows do not fit (TOGETHER).
     """
-    batch, count = len(trace.logits), network.output_shape.numel()
-    bound = torch.full_like(trace.logits.flatten(1)[:, :1].sum(1), float("inf"))
-    largest = max(region.center.shape[1:].numel() for region in trace.regions)
-    size = TOGETHER.get(bound.device.type, TOGETHER["cpu"]) // (count * largest)
+    batch, size = len(trace.logits), _together(network, trace.logits)
+    bound = trace.lipschitz.new_full((batch,), float("inf"))
     for first in range(0, batch, size) if size else ():
         some = slice(first, first + size)
-        known = _known(network, trace, some)
+        parts = known(network, trace, some)
         for way in ways:
-            found = Middle(known).bound() if way == "middle" else Intervals(known, signs=way == "intervals").bound()
+            found = Middle(parts).bound() if way == "middle" else Intervals(parts, signs=way == "intervals").bound()
             bound[some] = torch.minimum(bound[some], found.nan_to_num(float("inf")))
     return bound
 
 
+def fits(network: Network, like: Tensor) -> bool:
+    """Whether the rows of one sample do, on the device of `like`."""
+    return _together(network, like) > 0
+
+
+def _together(network: Network, like: Tensor) -> int:
+    """Samples that are looked at together."""
+    shapes = [network.input_shape, *(op.in_shape for stage in network.stages for op in stage.terms.values())]
+    numbers = network.output_shape.numel() * max(shape.numel() for shape in shapes)
+    return TOGETHER.get(like.device.type, TOGETHER["cpu"]) // max(1, numbers)
+
+
 @dataclass(frozen=True)
-class _Known:
+class Known:
     """What the ways need of some samples: per source the slopes (None: not known), outputs and Lipschitz constants."""
 
     network: Network
@@ -68,20 +78,20 @@ class _Known:
     lipschitz: list[Tensor]
 
 
-def _known(network: Network, trace: Trace, some: slice) -> _Known:
+def known(network: Network, trace: Trace, some: slice) -> Known:
     slopes: dict[int, list[Slopes] | None] = {}
     for k, (stage, box, varying) in enumerate(zip(network.stages[:-1], trace.boxes, trace.varying, strict=True), start=1):
         assert stage.activation is not None
         slopes[k] = slopes_of(stage.activation, Box(*(v[some] for v in box)), Varying(*(v[some] for v in varying)))
     outputs = [None if region.outputs is None else region.outputs[some] for region in trace.regions]
     lipschitz = [region.lipschitz.expand(len(trace.logits))[some] for region in trace.regions]
-    return _Known(network, slopes, outputs, lipschitz)
+    return Known(network, slopes, outputs, lipschitz)
 
 
 class Way(ABC, Generic[G]):
     """The way back from the logits: what is known of G, and what was given away before."""
 
-    def __init__(self, known: _Known):
+    def __init__(self, known: Known):
         self.known = known
 
     def bound(self) -> Tensor:
@@ -150,7 +160,7 @@ class Way(ABC, Generic[G]):
 class Intervals(Way[Rows]):
     """G entry by entry; without `signs` its absolute value alone."""
 
-    def __init__(self, known: _Known, signs: bool):
+    def __init__(self, known: Known, signs: bool):
         super().__init__(known)
         self.signs = signs
 

@@ -169,6 +169,12 @@ def as_method(method: object) -> str:
     return str(method)
 
 
+def as_lipschitz_method(method: object) -> str:
+    if method not in ("auto", "product", "jacobian"):
+        raise ValueError(f"method must be 'auto', 'product' or 'jacobian', got {method!r}")
+    return str(method)
+
+
 def as_seconds(seconds: object, method: str) -> float:
     """The time of branch and bound per input."""
     if isinstance(seconds, bool) or not isinstance(seconds, numbers.Real) or not 0 <= float(seconds) < math.inf:
