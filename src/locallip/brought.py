@@ -27,7 +27,7 @@ def brought(
 
     `data` is the name of a data set, or the path of images of the user's own.
     """
-    network, about = _network(model)
+    network, about = network_of(model)
     recipe = str(about.get("recipe", ""))
     known = find(recipe) if recipe in recipe_names() else None
     check(
@@ -54,7 +54,7 @@ def brought(
     return network, images, radius
 
 
-def _network(model: str) -> tuple[nn.Module, dict[str, Any]]:
+def network_of(model: str) -> tuple[nn.Module, dict[str, Any]]:
     """A network and its record; that of an ONNX file says what can be read off its graph."""
     if Path(model).suffix.lower() != ONNX:
         return load_model(model), read_about(model)

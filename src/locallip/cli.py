@@ -38,6 +38,7 @@ from locallip.training.fit import Options, fit
 from locallip.training.recipe import Recipe, WrongRecipe, find, names, rescaled
 from locallip.training.run import Diverged, Stopped
 from locallip.training.run_folder import RunFolderError
+from locallip.vnnlib import WrongSpec
 from locallip.zoo import WrongModel, model_cards
 from locallip_command import SUMMARIES, answered, nearest, without_colours
 
@@ -285,6 +286,7 @@ WRONG = (
     WrongResult,
     WrongRows,
     WrongRun,
+    WrongSpec,
     MissingData,
     DamagedData,
     RunFolderError,

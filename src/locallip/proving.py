@@ -10,6 +10,7 @@ from typing import Literal
 
 import torch
 
+from locallip.answering import answer, check_alone
 from locallip.brought import ONNX, brought, name_of
 from locallip.data import READERS, DataName
 from locallip.network import UnsupportedLayer
@@ -32,6 +33,7 @@ def certify(
     model: str,
     /,
     data: DataName | Path | None = None,
+    vnnlib: tuple[Path, ...] = (),
     eps: str | None = None,
     norm: Literal["2", "inf"] = "2",
     guarantee: Literal["high_probability", "deterministic", "estimate"] = "high_probability",
@@ -62,11 +64,14 @@ def certify(
       locallip certify runs/mine --guarantee deterministic --radius --json > summary.json
       locallip certify net.onnx --data images.npz --eps 36/255    a network and images of your own
       locallip certify net.onnx --data images.npz --eps 2/255 --norm inf
+      locallip certify net.onnx --vnnlib one.vnnlib two.vnnlib.gz    a box of inputs each
 
     Args:
         model: A name from `locallip models`, a run folder, a .safetensors file or an .onnx file.
         data: Which images: a data set, or your own as an .npz file with images and labels, or as a folder with one of PNG
             files per class (default: those that the network was trained on).
+        vnnlib: In place of images, VNN-LIB files that ask whether a class can be reached from within a box, packed with gzip
+            or not; prints unsat (proved), sat with the point, or unknown for each.
         eps: Radius of the balls, for pixels in [0, 1]; a number or a fraction such as 36/255 (default:
             what the network was trained for, in l2).
         norm: 2 for l2 balls, inf for l-infinity balls: every pixel moves by at most eps.
@@ -117,6 +122,14 @@ def certify(
         check(out.parent.is_dir(), f"--out {out}: there is no folder {out.parent}")
         check(not out.is_dir(), f"--out {out} is a folder: name a file in it")
     check(out is not None or not resume, "--resume goes on with the rows of an earlier run: name them with --out")
+    if vnnlib:
+        where = {"data": data, "eps": eps, "data-root": data_root, "download": download, "limit": limit, "batch": batch}
+        check_alone({**where, "out": out, "resume": resume, "radius": radius, "chunk": chunk, "split": split != "test"})
+        check(guarantee != "estimate", "--guarantee estimate proves nothing: with --vnnlib, unsat is a proof")
+        shared = {"guarantee": guarantee, "failure_prob": failure_prob, "method": method, "branch_seconds": branch_seconds}
+        settings_of = {**shared, "deployed_dtype": deployed_dtype}
+        answer(model, vnnlib, settings_of, attack_steps=attack_steps, seed=seed, device=device_of(device), json=json)
+        return
     with processes() as together:
         with together.one_per_machine_first():
             network, images, asked = brought(model, data, eps, split, data_root, download, norm)

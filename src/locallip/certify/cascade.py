@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -187,6 +188,12 @@ class Certifier:
     @property
     def global_lipschitz(self) -> float:
         return float(self.prover.ceiling.total)
+
+    def within(self, input_domain: Domain) -> Certifier:
+        """The same for inputs in another domain; what holds for all inputs is not computed again."""
+        other = copy.copy(self)
+        other.input_domain = as_domain(input_domain)
+        return other
 
     def seed_again(self, seed: int) -> None:
         """Random numbers from here on are those of `seed`; it must have been chosen without knowledge of the weights."""

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from locallip.arithmetic import exact_arithmetic
 from locallip.balls import L2, Ball, Domain, outside, reach_of, within
 from locallip.certify.prover import Prover, fingerprint, number_of_classes
+from locallip.network import Network
 from locallip.norms import Guarantee
 
 #: A norm that is computed in float64 is off by less than this share.
@@ -38,6 +39,11 @@ class Judge:
         # The norms behind an estimate are the cheapest, and a ball of radius 0 needs none of them.
         self._prover = Prover(model, input_shape, Guarantee.ESTIMATE, power_steps=1, seed=0, device=device, norm=ball)
         self.classes, self.fingerprint, self.batch_size = number_of_classes(self._prover), fingerprint(model), batch_size
+
+    @property
+    def logits(self) -> Network:
+        """The network that is looked at, for a search in any dtype."""
+        return self._prover.network
 
     def predictions(self, x: Tensor) -> Tensor:
         """The class surely ahead at each x, (B,); -1 for a tie or a NaN."""
