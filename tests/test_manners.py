@@ -340,7 +340,8 @@ def test_verify_says_yes_with_0_and_no_with_1(command, network_file, tmp_path):
     code, out, err = command("verify", rows, "--model", network_file, "--json")
     assert (code, err) == (0, "")
     assert json.loads(out) == {
-        "agree": True, "faults": [], "rows": 4, "repeated": 4, "eps": "1e-6", "guarantee": "high_probability",
+        "agree": True, "faults": [], "rows": 4, "repeated": 4, "eps": "1e-6", "norm": "2",
+        "guarantee": "high_probability",
     }  # fmt: skip
     first, *others = rows.read_text().splitlines()
     changed = {**json.loads(first), "label": (json.loads(first)["label"] + 1) % 10}

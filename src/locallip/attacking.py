@@ -60,7 +60,7 @@ def attack(
         data: Which images: a data set, or your own as an .npz file with images and labels, or as a folder with one of PNG
             files per class (default: those that the network was trained on).
         eps: Radius of the balls, for pixels in [0, 1]; a number or a fraction such as 36/255 (default:
-            what the network was trained for, in l2).
+            what the network was trained for).
         norm: 2 for l2 balls, inf for l-infinity balls: every pixel moves by at most eps.
         attack: pgd is PGD with steps of eps/4, as in the paper; apgd is APGD-CE and APGD-T; strong is all three, each on
             what is left; autoattack is the standard version of AutoAttack, by the extra 'attack'.

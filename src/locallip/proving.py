@@ -73,7 +73,7 @@ def certify(
         vnnlib: In place of images, VNN-LIB files that ask whether a class can be reached from within a box, packed with gzip
             or not; prints unsat (proved), sat with the point, or unknown for each.
         eps: Radius of the balls, for pixels in [0, 1]; a number or a fraction such as 36/255 (default:
-            what the network was trained for, in l2).
+            what the network was trained for).
         norm: 2 for l2 balls, inf for l-infinity balls: every pixel moves by at most eps.
         guarantee: What every bound rests on: a proof that may fail with the chance --failure-prob, a deterministic proof, or
             an estimate, which proves nothing.
