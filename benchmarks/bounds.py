@@ -3,6 +3,7 @@
     python benchmarks/bounds.py --networks ../shared/networks --data-root data             radii of 20 images by our methods
     python benchmarks/bounds.py --networks ../shared/networks --data-root data --peers crown,alpha
     python benchmarks/bounds.py --networks ../shared/networks --data-root data --names cifar10-6c2f-local-b --images 10
+    python benchmarks/bounds.py --networks ../shared/networks --data-root data --peers crown --norm inf --name bounds-inf
 
 Networks that others trained are read from a folder; those of `locallip models` and "random", a small one, need none.
 
@@ -35,6 +36,7 @@ from benchmarks import record
 
 import locallip as ll
 from locallip.attacks import pgd_l2
+from locallip.balls import NORMS, as_ball
 from locallip.certify.prover import Prover
 from locallip.data import load_images
 from locallip.zoo import load_model
@@ -60,8 +62,13 @@ NETWORKS: dict[str, tuple[str, Callable[[], list[nn.Module]]]] = {
         ],
     ),
 }
-#: The radius at which images are counted.
-EPS = {"lirpa_cifar_2c2f": "36/255", "lirpa_mnist_fc_3layer": "0.3", "cap_mnist": "0.25", "random": "0.5"}
+#: The radius at which images are counted, by norm and network.
+EPS = {
+    "2": {"lirpa_cifar_2c2f": "36/255", "lirpa_mnist_fc_3layer": "0.3", "cap_mnist": "0.25", "random": "0.5"},
+    "inf": {"lirpa_cifar_2c2f": "2/255", "lirpa_mnist_fc_3layer": "0.02", "cap_mnist": "0.1", "random": "0.1"},
+}
+#: Between these lie the radii where half of the images are certified; attacks go on to ten times the second.
+REACH = {"2": (1e-3, 4.096), "inf": (1e-4, 0.4096)}
 BRANCH_SECONDS = 20.0
 #: Images that the peer looks at together: the memory of alpha-CROWN grows with them.
 TOGETHER = {"CROWN": 100, "CROWN-Optimized": 10}
@@ -105,14 +112,14 @@ def median_radius(certified: Callable[[float], Tensor], low: float, high: float)
     return low
 
 
-def peer(model: nn.Module, x: Tensor, y: Tensor, method: str) -> Callable[[float], Tensor]:
+def peer(model: nn.Module, x: Tensor, y: Tensor, method: str, norm: str) -> Callable[[float], Tensor]:
     """Which images auto_LiRPA certifies at a radius."""
     size = TOGETHER[method]
-    parts = [part_of_peer(model, *part, method) for part in zip(x.split(size), y.split(size), strict=True)]
+    parts = [part_of_peer(model, *part, method, norm) for part in zip(x.split(size), y.split(size), strict=True)]
     return lambda eps: torch.cat([part(eps) for part in parts])
 
 
-def part_of_peer(model: nn.Module, x: Tensor, y: Tensor, method: str) -> Callable[[float], Tensor]:
+def part_of_peer(model: nn.Module, x: Tensor, y: Tensor, method: str, norm: str) -> Callable[[float], Tensor]:
     from auto_LiRPA import BoundedModule, BoundedTensor, PerturbationLpNorm
 
     bounded = BoundedModule(model, torch.zeros_like(x), bound_opts={"conv_mode": "patches"})
@@ -123,7 +130,7 @@ def part_of_peer(model: nn.Module, x: Tensor, y: Tensor, method: str) -> Callabl
     differences = eye[y][:, None] - eye[others]
 
     def certified(eps: float) -> Tensor:
-        around = BoundedTensor(x, PerturbationLpNorm(norm=2, eps=eps))
+        around = BoundedTensor(x, PerturbationLpNorm(norm=float(norm), eps=eps))
         with torch.set_grad_enabled(method != "CROWN"):
             lower, _ = bounded.compute_bounds(x=(around,), C=differences, method=method, bound_upper=False)
         return lower.detach().amin(1) > 0
@@ -131,18 +138,20 @@ def part_of_peer(model: nn.Module, x: Tensor, y: Tensor, method: str) -> Callabl
     return certified
 
 
-def global_radii(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    """What the product of all norms proves: the lead over sqrt 2 times the product."""
+def global_radii(model: nn.Module, x: Tensor, y: Tensor, norm: str) -> Tensor:
+    """What the product of all norms proves: the lead over sqrt 2 times the product, in the l2 ball that holds the ball."""
     prover = Prover(model, x.shape[1:], "high_probability", seed=0)
     logits = prover.clean_logits(x.double())[0]
     rest = logits.scatter(1, y[:, None], -float("inf")).amax(1)
-    return (logits.gather(1, y[:, None])[:, 0] - rest).clamp(min=0) / (2**0.5 * prover.ceiling.total)
+    stretch = as_ball(norm).stretch(x[0].numel())
+    return (logits.gather(1, y[:, None])[:, 0] - rest).clamp(min=0) / (2**0.5 * stretch * prover.ceiling.total)
 
 
-def broken_at(model: nn.Module, x: Tensor, y: Tensor) -> Callable[[float], Tensor]:
+def broken_at(model: nn.Module, x: Tensor, y: Tensor, norm: str) -> Callable[[float], Tensor]:
     def unbroken(eps: float) -> Tensor:
         radii = torch.full((len(x),), eps)
-        found = pgd_l2(model, x, y, radii, steps=50, generator=torch.Generator().manual_seed(0))
+        generator = torch.Generator().manual_seed(0)
+        found = pgd_l2(model, x, y, radii, steps=50, ball=as_ball(norm), generator=generator)
         return model(found).argmax(1) == y
 
     return unbroken
@@ -155,15 +164,15 @@ def timed(bound: str, by: str, of: str, run: Callable[[], float]) -> dict[str, A
     return {"bound": bound, "by": by, of: float(f"{found:.4g}"), "seconds": round(time.perf_counter() - begin, 2)}
 
 
-def certified_at(eps: str, model: nn.Module, x: Tensor, y: Tensor, peers: list[str]) -> Iterator[dict[str, Any]]:
+def certified_at(eps: str, model: nn.Module, x: Tensor, y: Tensor, peers: list[str], norm: str) -> Iterator[dict[str, Any]]:
     """A row per bound: the share of the images that it certifies at eps, without the attack's time."""
 
     def share(**options: Any) -> float:
-        return float(ll.certify(model, x, y, eps, seed=0, attack_steps=0, **options).certified.double().mean())
+        return float(ll.certify(model, x, y, eps, seed=0, attack_steps=0, norm=norm, **options).certified.double().mean())
 
     for name in peers:
-        certified = peer(model, x, y, PEERS[name])
-        certified(0.01)
+        certified = peer(model, x, y, PEERS[name], norm)
+        certified(REACH[norm][0])
         run = lambda certified=certified: float(certified(float(Fraction(eps))).double().mean())  # noqa: E731
         yield {"eps": eps, **timed(PEERS[name], "auto_LiRPA", "certified", run)}
     for method in ("local", "lines", "auto"):
@@ -171,7 +180,7 @@ def certified_at(eps: str, model: nn.Module, x: Tensor, y: Tensor, peers: list[s
     kept: list[Tensor] = []
 
     def survived() -> float:
-        kept.append(broken_at(model, x, y)(float(Fraction(eps))))
+        kept.append(broken_at(model, x, y, norm)(float(Fraction(eps))))
         return float(kept[0].double().mean())
 
     attack = timed("attack", "above", "certified", survived)
@@ -179,30 +188,31 @@ def certified_at(eps: str, model: nn.Module, x: Tensor, y: Tensor, peers: list[s
 
     def with_branches() -> float:
         """What the attack breaks is not tried: branch and bound would search there until its time is up."""
-        found = ll.certify(model, *left, eps, seed=0, attack_steps=0, branch_seconds=BRANCH_SECONDS)
+        found = ll.certify(model, *left, eps, seed=0, attack_steps=0, branch_seconds=BRANCH_SECONDS, norm=norm)
         return float(found.certified.double().sum()) / len(x)
 
     yield {"eps": eps, **timed("auto with branch and bound", "locallip", "certified", with_branches)}
     yield {"eps": eps, **attack}
 
 
-def measured(model: nn.Module, x: Tensor, y: Tensor, peers: list[str]) -> Iterator[dict[str, Any]]:
+def measured(model: nn.Module, x: Tensor, y: Tensor, peers: list[str], norm: str) -> Iterator[dict[str, Any]]:
     """A row per bound: the median radius, and the seconds for all images."""
-    yield timed("product of norms", "locallip", "median", lambda: float(global_radii(model, x, y).median()))
+    low, high = REACH[norm]
+    yield timed("product of norms", "locallip", "median", lambda: float(global_radii(model, x, y, norm).median()))
     for method in ("local", "lines", "auto"):
         yield timed(
             method,
             "locallip",
             "median",
             lambda method=method: statistics.median(
-                ll.certified_radius(model, x, y, method=method, seed=0, batch_size=TOGETHER["CROWN"]).tolist()
+                ll.certified_radius(model, x, y, method=method, seed=0, batch_size=TOGETHER["CROWN"], norm=norm).tolist()
             ),
         )
     for name in peers:
-        certified = peer(model, x, y, PEERS[name])
-        certified(0.01)  # the first call builds what later ones use
-        yield timed(PEERS[name], "auto_LiRPA", "median", lambda certified=certified: median_radius(certified, 1e-3, 4.096))
-    yield timed("attack", "above", "median", lambda: median_radius(broken_at(model, x, y), 1e-3, 40.96))
+        certified = peer(model, x, y, PEERS[name], norm)
+        certified(low)  # the first call builds what later ones use
+        yield timed(PEERS[name], "auto_LiRPA", "median", lambda certified=certified: median_radius(certified, low, high))
+    yield timed("attack", "above", "median", lambda: median_radius(broken_at(model, x, y, norm), low, 10 * high))
 
 
 def main() -> None:
@@ -212,6 +222,7 @@ def main() -> None:
     parser.add_argument("--data-root", type=Path)
     parser.add_argument("--names", default=",".join(NETWORKS))
     parser.add_argument("--images", type=int, default=20)
+    parser.add_argument("--norm", choices=NORMS, default="2")
     parser.add_argument("--peers", default="", help=f"of {','.join(PEERS)}")
     parser.add_argument("--name", default="bounds-cpu")
     args = parser.parse_args()
@@ -219,11 +230,11 @@ def main() -> None:
     peers = [word for word in args.peers.split(",") if word]
     for name in args.names.split(","):
         model, x, y = brought(args.networks, args.data_root, name, args.images)
-        parts = [measured(model, x, y, peers)] if args.only != "counts" else []
-        if name in EPS and args.only != "radii":
-            parts.append(certified_at(EPS[name], model, x, y, peers))
+        parts = [measured(model, x, y, peers, args.norm)] if args.only != "counts" else []
+        if name in EPS[args.norm] and args.only != "radii":
+            parts.append(certified_at(EPS[args.norm][name], model, x, y, peers, args.norm))
         for row in itertools.chain(*parts):
-            rows.append({"network": name, "images": len(x), **row})
+            rows.append({"network": name, "images": len(x), "norm": args.norm, **row})
             print(rows[-1], flush=True)
         # After every network: the next one may take an hour.
         settings = {"images": args.images, "threads": torch.get_num_threads(), "probes": PROBES, "rows": rows}

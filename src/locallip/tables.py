@@ -11,6 +11,7 @@ from typing import Any
 from locallip import paper
 from locallip.audit.table import HEAD as AUDIT_HEAD
 from locallip.audit.table import audit_rows
+from locallip.balls import L2, said
 from locallip.norms import Guarantee
 from locallip.proofs.settings import Settings, radius_of
 from locallip.proofs.table import FAILURE_PROB, HEAD, certificate_rows, read_certificates
@@ -155,13 +156,16 @@ def bounds_tables(results: Path) -> str:
             for name in dict.fromkeys(row["network"] for row in values["rows"]):
                 rows = [row for row in values["rows"] if row["network"] == name]
                 title = f"**{name}**, {rows[0]['images']} images, {values['about']['hardware']}"
+                norm = said(str(rows[0].get("norm", L2.norm)))  # older files do not say
                 radii, counted = ([row for row in rows if kind in row] for kind in ("median", "certified"))
                 parts.append(title)
                 if radii:
-                    parts.append(_bounds_table("Bound", "Median radius", [f"{row['median']:.3g}" for row in radii], radii))
+                    parts.append(
+                        _bounds_table("Bound", f"Median radius{norm}", [f"{row['median']:.3g}" for row in radii], radii)
+                    )
                 if counted:
                     shares = [f"{100 * row['certified']:.1f}" for row in counted]
-                    parts.append(_bounds_table(f"Bound at eps {counted[0]['eps']}", "Certified, %", shares, counted))
+                    parts.append(_bounds_table(f"Bound at eps {counted[0]['eps']}{norm}", "Certified, %", shares, counted))
         except (ValueError, TypeError, KeyError) as error:
             raise WrongResult(f"{path} is not a result of benchmarks/bounds.py: {error!r}") from None
     return "\n\n".join(parts) or NOTHING
