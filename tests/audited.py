@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import locallip as ll
 from locallip.audit import Claims, Issuer
+from locallip.balls import INF, L2, Ball
 from locallip.certify import Certificate, Certifier, Verdict
 from locallip.data import load_images
 from locallip.norms import Guarantee
@@ -63,7 +64,9 @@ def everything(x: Tensor, y: Tensor, eps: Tensor) -> Certificate:
 
 
 @torch.no_grad()
-def linear_claims(count: int = 8, size: int = 20, classes: int = 4, excess: float = 0.0) -> tuple[nn.Module, Claims]:
+def linear_claims(
+    count: int = 8, size: int = 20, classes: int = 4, excess: float = 0.0, ball: Ball = L2
+) -> tuple[nn.Module, Claims]:
     """A linear network in float64, and claims whose radii are the exact ones times 1 + excess."""
     generator = torch.Generator().manual_seed(3)
     model = nn.Sequential(nn.Linear(size, classes, dtype=torch.float64))
@@ -73,6 +76,6 @@ def linear_claims(count: int = 8, size: int = 20, classes: int = 4, excess: floa
     logits, weight = model(x), model[0].weight
     y = logits.argmax(1)
     ahead = logits.gather(1, y[:, None]) - logits
-    between = (weight[y][:, None] - weight[None]).norm(dim=2)
+    between = (weight[y][:, None] - weight[None]).norm(dim=2, p=1 if ball is INF else 2)  # the dual norm
     radius = (ahead / between).scatter(1, y[:, None], float("inf")).amin(1)
-    return model, Claims(x, y, radius * (1 + excess), torch.arange(count))
+    return model, Claims(x, y, radius * (1 + excess), torch.arange(count), ball)

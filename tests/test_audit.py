@@ -18,6 +18,7 @@ from locallip import auditing, cli
 from locallip.audit import SEARCHES, SHARES, Auditor, Claims, Judge, Tally
 from locallip.audit.inside import inside
 from locallip.audit.variants import extreme, scaled
+from locallip.balls import INF, L2, Ball
 from locallip.certify import Certificate, Certifier
 from tests.audited import certifier_of, convolutional, everything, images, linear_claims, logistic, trained
 
@@ -46,6 +47,26 @@ def test_no_certificate_breaks(build: Callable[[], nn.Module], guarantee: str, a
         assert report.kinds["attack"].closest < 1e-6
 
 
+def test_no_certificate_breaks_in_l_infinity() -> None:
+    model, (x, y) = logistic(), images(10)
+    auditor = Auditor(model, certifier_of(norm="inf"), attempts=1000, steps=12, probes=30)
+    claims = auditor.issue(x, y, torch.full((10,), 0.01, dtype=torch.float64))
+    assert claims.ball is INF
+    report = auditor.run(claims)
+    assert (report.broken, report.within_rounding) == (0, 0)
+    assert report.tried >= 1000
+    assert 1 < report.kinds["boundary"].boundary < 1.01
+    assert report.kinds["attack"].closest < 1e-6
+    # The same radii in a wider norm, where most points of the ball are no closer.
+    wide = Auditor(model, lambda model: everything, attempts=200, steps=12)
+    l2 = auditor_claims_in_l2(model, x, y)
+    assert wide.run(Claims(l2.x, l2.y, l2.radius, l2.index, INF), ["attack"]).broken > 0
+
+
+def auditor_claims_in_l2(model: nn.Module, x: Tensor, y: Tensor) -> Claims:
+    return Auditor(model, certifier_of(), probes=4).issue(x, y, torch.full((len(x),), 0.1, dtype=torch.float64))
+
+
 def test_the_attempts_of_the_suite_are_enough() -> None:
     assert sum(attempts for _, _, attempts, _ in AUDITS) >= 5000
 
@@ -55,6 +76,7 @@ def run(model: nn.Module, claims: Claims, kind: str, attempts: int = 2000, **opt
     return auditor.run(claims, [kind]).kinds[kind]
 
 
+@pytest.mark.parametrize("ball", [L2, INF], ids=["l2", "inf"])
 @pytest.mark.parametrize(
     ("kind", "excess"),
     [
@@ -66,13 +88,13 @@ def run(model: nn.Module, claims: Claims, kind: str, attempts: int = 2000, **opt
         ("rounding", 1e-12),
     ],
 )
-def test_radii_that_are_too_large_are_found(kind: str, excess: float) -> None:
+def test_radii_that_are_too_large_are_found(kind: str, excess: float, ball: Ball) -> None:
     """Of a linear network, whose exact radii are known; just below them, nothing breaks."""
-    model, wrong = linear_claims(excess=excess)
+    model, wrong = linear_claims(excess=excess, ball=ball)
     found = run(model, wrong, kind)
     assert found.broken > 0
     assert found.breaks[0].kind == kind
-    _, right = linear_claims(excess=-1e-13)
+    _, right = linear_claims(excess=-1e-13, ball=ball)
     kept = run(model, right, kind)
     assert (kept.broken, kept.within_rounding) == (0, 0)
     assert kept.tried >= found.tried > 0
@@ -153,6 +175,22 @@ def _inside(x: Tensor, point: Tensor, radius: Tensor) -> bool:
     return sum(squares) <= Fraction(float(radius)) ** 2
 
 
+@pytest.mark.parametrize("size", [1, 3, 50])
+def test_inside_a_cube_is_exact(size: int) -> None:
+    generator = torch.Generator().manual_seed(size)
+    x, point = torch.randn(2, 300, size, generator=generator, dtype=torch.float64)
+    near = INF.length(point - x)
+    for radius in (near, torch.nextafter(near, torch.zeros(())), torch.nextafter(near, 2 * near), 2 * near, near / 2):
+        exact = [
+            max(abs(Fraction(p) - Fraction(c)) for p, c in zip(ps, cs, strict=True)) <= Fraction(r)
+            for ps, cs, r in zip(point.tolist(), x.tolist(), radius.tolist(), strict=True)
+        ]
+        assert inside(x, point, radius, INF).tolist() == exact
+    assert len({*inside(x, point, near, INF).tolist()}) == 2  # some differences were rounded up, others down
+    nan = torch.tensor([[math.nan], [math.inf], [0.5]], dtype=torch.float64)
+    assert inside(torch.zeros_like(nan), nan, torch.ones(3, dtype=torch.float64), INF).tolist() == [False, False, True]
+
+
 def test_inside_with_numbers_that_are_none_or_huge() -> None:
     x, radius = torch.zeros(4, 2, dtype=torch.float64), torch.tensor([1.0, 1.0, 1e200, 1e-200], dtype=torch.float64)
     point = torch.tensor([[math.nan, 0.0], [math.inf, 0.0], [9e199, 0.0], [9e-201, 0.0]], dtype=torch.float64)
@@ -196,6 +234,11 @@ def test_the_command_reports(network_file: Path, tmp_path: Path, capsys: pytest.
     assert found["settings"]["fingerprint"]
     assert found["report"]["tried"] == sum(kind["tried"] for kind in found["report"]["kinds"].values()) >= 60
     assert found["report"]["broken"] == 0
+    assert found["settings"]["norm"] == "2"
+    code, printed, _ = called(
+        capsys, "audit", network_file, "--data", "embedded", "--eps", "0.001", "--norm", "inf", *few, "--json"
+    )
+    assert (code, json.loads(printed)["settings"]["norm"]) == (0, "inf")
     assert "certified, with radii from" in said
     assert not out.with_suffix(".safetensors").exists()
 

@@ -35,6 +35,7 @@ def audit(
     /,
     data: DataName | Path | None = None,
     eps: str | None = None,
+    norm: Literal["2", "inf"] = "2",
     guarantee: Literal["high_probability", "deterministic"] = "high_probability",
     attempts: int = 10_000,
     data_root: Path | None = None,
@@ -63,6 +64,7 @@ def audit(
             files per class (default: those that the network was trained on).
         eps: The first radius to certify, for pixels in [0, 1]; a number or a fraction such as 36/255 (default:
             what the network was trained for).
+        norm: 2 for certificates in l2 balls, inf for those in l-infinity balls.
         guarantee: What the certificates rest on.
         attempts: Make at least so many attempts; each is one point in a certified ball.
         data_root: Folder that holds the data sets (default: LOCALLIP_DATA, or else ./data).
@@ -85,13 +87,13 @@ def audit(
     check(out is None or not out.is_dir(), f"--out {out} is a folder: name a file in it")
     if out is not None:
         _check_out(out)
-    network, images, radius = brought(model, data, eps, split, data_root, download)
+    network, images, radius = brought(model, data, eps, split, data_root, download, norm)
     place = device_of(device) or torch.device("cuda" if torch.cuda.is_available() else "cpu")
     network, seed = network.to(place), secrets.randbits(62) if seed is None else seed
     begin = time.perf_counter()
     auditor = Auditor(
         network,
-        _issuer_of(images, guarantee, seed, place),
+        _issuer_of(images, guarantee, norm, seed, place),
         attempts=attempts,
         batch=batch or (5000 if place.type == "cuda" else 200),
         seed=seed % 2**31,
@@ -113,6 +115,7 @@ def audit(
         "certificates": len(claims),
         "radii": [float(claims.radius.min()), float(claims.radius.max())],
         "eps": radius,
+        "norm": norm,
         "guarantee": guarantee,
         "attempts": attempts,
         "steps": auditor.steps,
@@ -135,11 +138,11 @@ def _check_out(out: Path) -> None:
         raise WrongOption(f"--out {out} cannot be written: {error.strerror or error}") from None
 
 
-def _issuer_of(images: ImageSet, guarantee: str, seed: int, place: torch.device) -> IssuerOf:
+def _issuer_of(images: ImageSet, guarantee: str, norm: str, seed: int, place: torch.device) -> IssuerOf:
     """No attack before the proof: what an attack would have spared is a certificate that must not come out either."""
     size = 500 if place.type == "cuda" else 32
-    options: dict[str, Any] = {"guarantee": guarantee, "attack_steps": 0, "batch_size": size, "seed": seed, "device": place}
-    return lambda network: Certifier(network, images.shape, **options)
+    options: dict[str, Any] = {"guarantee": guarantee, "norm": norm, "batch_size": size, "seed": seed, "device": place}
+    return lambda network: Certifier(network, images.shape, attack_steps=0, **options)
 
 
 def _claims(auditor: Auditor, images: ImageSet, limit: int, eps: str, place: torch.device) -> Claims:

@@ -21,7 +21,7 @@ def boundary(goal: Goal) -> Found:
     delta = _back(goal, x, delta, beyond)
     for _ in range(max(1, ROUNDS * goal.steps // 10)):
         delta = _slide(goal, x, delta, beyond)
-    far = length(delta.double()) / goal.claims.radius
+    far = length(goal.claims, delta.double()) / goal.claims.radius
     # What lies well within the ball is taken as it is; on the sphere an error of the search is worth the most.
     points = torch.where(shaped(beyond & (far < 1 - 1e-6), x), goal.claims.x + delta.double(), on_sphere(goal.claims, delta))
     seen = beyond & lead_of(goal, x + delta).isfinite()  # an overflow of float32 is no boundary
@@ -31,10 +31,10 @@ def boundary(goal: Goal) -> Found:
 def _outwards(goal: Goal, x: Tensor, radius: Tensor) -> Tensor:
     """Uphill without a ball, for each path until the class has changed."""
     stride = shaped(radius, x) * STRIDE
-    delta = unit(noise(goal)) * stride * 0.1
+    delta = unit(goal.claims, noise(goal)) * stride * 0.1
     for _ in range(goal.steps):
         lead, slope = lead_and_slope(goal, x + delta)
-        delta = torch.where(shaped(lead > 0, x), delta + stride * unit(slope), delta)
+        delta = torch.where(shaped(lead > 0, x), delta + stride * goal.claims.ball.steepest(slope), delta)
     return delta
 
 
@@ -55,9 +55,10 @@ def _slide(goal: Goal, x: Tensor, delta: Tensor, beyond: Tensor) -> Tensor:
     _, slope = lead_and_slope(goal, x + delta, rival)
     missing = (logits.gather(1, goal.claims.y[:, None]) - logits.gather(1, rival[:, None]))[:, 0]
     along = (slope * delta).flatten(1).sum(1) + missing
-    nearest = slope * shaped(along / length(slope).square(), x)
+    step = goal.claims.ball.steepest(slope)
+    nearest = step * shaped(along / (slope * step).flatten(1).sum(1), x)
     trial = (delta + nearest) * (BEYOND / 2)
     changed = beyond & ~(lead_of(goal, x + trial) > 0)
     trial = _back(goal, x, trial, changed)
-    nearer = changed & (length(trial) < length(delta))
+    nearer = changed & (length(goal.claims, trial) < length(goal.claims, delta))
     return torch.where(shaped(nearer, x), trial, delta)

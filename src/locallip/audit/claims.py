@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from locallip.balls import L2, Ball, as_ball
 from locallip.certify import Certificate
 
 #: A certifier of one network, such as `Certifier`: x (B, *shape), labels (B,), radii (B,) to verdicts.
@@ -18,7 +19,7 @@ IssuerOf = Callable[[nn.Module], Issuer]
 
 @dataclass(frozen=True)
 class Claims:
-    """For all points within radius[i] of x[i] the class is y[i]; x (N, *shape) and radius (N,) in float64.
+    """For all points within radius[i] of x[i], in the norm of `ball`, the class is y[i]; x (N, *shape), radius (N,) float64.
 
     `index` (N,) says which images of the data set these are.
     """
@@ -27,18 +28,20 @@ class Claims:
     y: Tensor
     radius: Tensor
     index: Tensor
+    ball: Ball = L2
 
     def __len__(self) -> int:
         return len(self.x)
 
     def take(self, rows: Tensor) -> Claims:
-        return Claims(self.x[rows], self.y[rows], self.radius[rows], self.index[rows])
+        return Claims(self.x[rows], self.y[rows], self.radius[rows], self.index[rows], self.ball)
 
 
 def claims_of(issue: Issuer, x: Tensor, y: Tensor, eps: Tensor, index: Tensor) -> Claims:
     """What is certified at just these radii."""
-    certified = issue(x, y, eps).certified.to(x.device) & (eps > 0)
-    return Claims(x, y, eps, index).take(certified.nonzero()[:, 0])
+    found = issue(x, y, eps)
+    certified = found.certified.to(x.device) & (eps > 0)
+    return Claims(x, y, eps, index, as_ball(found.norm)).take(certified.nonzero()[:, 0])
 
 
 def largest_claims(
@@ -54,11 +57,13 @@ def largest_claims(
 
     The radius counts as asked for, not as the certificate repeats it. Images without any certificate are left out.
     """
+    ball = L2
     low, high = torch.zeros_like(eps), torch.full_like(eps, float("inf"))
     for probe in range(probes):
         trial = torch.where(low > 0, 1.5 * low, torch.where(high < float("inf"), high / 2, eps))
         trial = torch.where((low > 0) & (high < float("inf")), (low + high) / 2, trial)
-        certified = issue(x, y, trial).certified.to(x.device)
+        found = issue(x, y, trial)
+        certified, ball = found.certified.to(x.device), as_ball(found.norm)
         low, high = torch.where(certified, trial, low), torch.where(certified, high, trial)
         say(f"radius {probe + 1} of {probes}: {int((low > 0).sum())} of {len(x)} images certified so far")
-    return Claims(x, y, low, index).take((low > 0).nonzero()[:, 0])
+    return Claims(x, y, low, index, ball).take((low > 0).nonzero()[:, 0])

@@ -1,5 +1,7 @@
 """Is a point in a ball? Decided exactly: by distances in twice the digits of float64, and where these tie by fractions.
 
+In l-infinity every coordinate decides for itself.
+
 A sum a + b is s + e without any error (Knuth's two-sum), and so is a square (Dekker's product), so squares of distances are
 known to about 30 digits on whatever device the points are.
 """
@@ -11,6 +13,8 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
+from locallip.balls import L2, Ball
+
 _SPLIT = 2.0**27 + 1
 #: Relative and absolute error of a sum of squares in twice the digits, both far above what they can be.
 _RELATIVE, _ABSOLUTE = 1e-26, 1e-280
@@ -18,8 +22,10 @@ _RELATIVE, _ABSOLUTE = 1e-26, 1e-280
 Double = tuple[Tensor, Tensor]
 
 
-def inside(x: Tensor, point: Tensor, radius: Tensor) -> Tensor:
+def inside(x: Tensor, point: Tensor, radius: Tensor, ball: Ball = L2) -> Tensor:
     """Where ||point - x|| <= radius holds in exact arithmetic, (B,) bool; x, point (B, *shape), radius (B,), float64."""
+    if ball.is_box:
+        return _inside_box(x.flatten(1), point.flatten(1), radius[:, None])
     high, low = _squared_distance(x.flatten(1), point.flatten(1))
     most, rest = _square(radius)
     gap = (most - high) + (rest - low)
@@ -28,6 +34,13 @@ def inside(x: Tensor, point: Tensor, radius: Tensor) -> Tensor:
     for i in (~(gap.abs() > slack)).nonzero()[:, 0].tolist():  # a NaN is looked at as well
         found[i] = _exactly_inside(x[i], point[i], float(radius[i]))
     return found
+
+
+def _inside_box(x: Tensor, point: Tensor, radius: Tensor) -> Tensor:
+    """|point - x| is s + e exactly with s the rounded difference; e decides where s is the radius itself."""
+    s, e = _sum(point, -x)
+    e = torch.where(s < 0, -e, e)
+    return ((s.abs() < radius) | ((s.abs() == radius) & (e <= 0))).all(1)  # a NaN is not inside
 
 
 def _exactly_inside(x: Tensor, point: Tensor, radius: float) -> bool:

@@ -38,7 +38,7 @@ class Judge:
     def __call__(self, claims: Claims, points: Tensor) -> Judgement:
         """One claim per point, (B, *shape) in float64."""
         with exact_arithmetic():
-            counts = inside(claims.x, points, claims.radius)
+            counts = inside(claims.x, points, claims.radius, claims.ball)
             lead = margins(self.network(points), claims.y)
             clean = margins(self.network(claims.x), claims.y)
             lost = counts & ~(lead > 0)  # a NaN is lost, too

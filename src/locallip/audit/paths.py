@@ -46,13 +46,13 @@ def shaped(values: Tensor, like: Tensor) -> Tensor:
     return values.reshape(-1, *[1] * (like.dim() - 1))
 
 
-def length(delta: Tensor) -> Tensor:
-    """||delta|| per sample, (B,), never 0."""
-    return delta.flatten(1).norm(dim=1).clamp(min=torch.finfo(delta.dtype).tiny)
+def length(claims: Claims, delta: Tensor) -> Tensor:
+    """||delta|| per sample in the norm of the claims, (B,), never 0."""
+    return claims.ball.length(delta).clamp(min=torch.finfo(delta.dtype).tiny)
 
 
-def unit(delta: Tensor) -> Tensor:
-    return delta / shaped(length(delta), delta)
+def unit(claims: Claims, delta: Tensor) -> Tensor:
+    return delta / shaped(length(claims, delta), delta)
 
 
 def noise(goal: Goal) -> Tensor:
@@ -87,21 +87,21 @@ def lead_and_slope(goal: Goal, point: Tensor, rival: Tensor | None = None) -> tu
 
 def on_sphere(claims: Claims, delta: Tensor) -> Tensor:
     """x + delta with delta stretched to the radius, short of it by what the rounding of the sum can add."""
-    direction = unit(delta.double())
-    far = length(claims.x + direction * shaped(claims.radius, delta))
+    direction = unit(claims, delta.double())
+    far = length(claims, claims.x + direction * shaped(claims.radius, delta))
     share = (1 - 1e-13 - 4e-16 * far / claims.radius).clamp(min=0)
     return claims.x + direction * shaped(claims.radius * share, delta)
 
 
 def pulled_in(claims: Claims, point: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
     """The points themselves where they lie in the ball, else moved inwards by as few roundings of `dtype` as possible."""
-    kept, out = point.clone(), ~inside(claims.x, point, claims.radius)
+    kept, out = point.clone(), ~inside(claims.x, point, claims.radius, claims.ball)
     for power in range(12):
         rows = out.nonzero()[:, 0]
         if not len(rows):
             break
         part, delta = claims.take(rows), point[rows] - claims.x[rows]
-        share = (part.radius / length(delta)).clamp(max=1) * (1 - 2.0**power * torch.finfo(dtype).eps)
+        share = (part.radius / length(claims, delta)).clamp(max=1) * (1 - 2.0**power * torch.finfo(dtype).eps)
         kept[rows] = (part.x + delta * shaped(share, delta)).to(dtype).double()
-        out[rows] = ~inside(part.x, kept[rows], part.radius)
+        out[rows] = ~inside(part.x, kept[rows], part.radius, claims.ball)
     return kept

@@ -32,7 +32,7 @@ def rounding(goal: Goal) -> Found:
 def _outermost(claims: Claims, points: Tensor) -> Tensor:
     """As near to the radius as float64 lets them be."""
     delta = points - claims.x
-    return pulled_in(claims, claims.x + delta * shaped(claims.radius / length(delta), delta))
+    return pulled_in(claims, claims.x + delta * shaped(claims.radius / length(claims, delta), delta))
 
 
 def _neighbours(goal: Goal, claims: Claims, base: Tensor, slope: Tensor) -> Tensor:

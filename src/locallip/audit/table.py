@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from locallip.balls import L2, said
+
 HEAD = ("Network", "Images", "Certificates", "Radii", "Attempts", "Broken", "Least lead", "Boundary at", "Hardware")
 
 
@@ -27,7 +29,7 @@ def _line(path: Path) -> list[str]:
             f"`{settings['model']}`",
             f"{settings['images']} of {settings['data']}, {settings['split']}",
             f"{settings['certificates']} ({settings['guarantee'].replace('_', ' ')})",
-            f"{least:.2g} to {most:.2g}",
+            f"{least:.2g} to {most:.2g}{said(settings.get('norm', L2.norm))}",
             f"{report['tried']:,}",
             f"{report['broken']:,}",
             _number(report["closest_lead"], 100, " %"),
