@@ -229,7 +229,11 @@ def test_guesses_that_lie_prove_nothing(says: float, guarantee: str, monkeypatch
         return guide
 
     monkeypatch.setattr(radius_search, "_guide", lying)
-    monkeypatch.setattr(pullback.Way, "searched", lambda way, steps: [1e3 * a + says for a in way.line_slopes()])
+
+    def searched(way: pullback.Way, *args: Any) -> Any:
+        return torch.arange(len(way.samples)), [1e3 * a + says for a in way.line_slopes()]
+
+    monkeypatch.setattr(pullback.Way, "searched", searched)
     generator = torch.Generator().manual_seed(0)
     first, last = nn.Linear(6, 6, bias=False).double(), nn.Linear(6, 2, bias=False).double()
     model = nn.Sequential(first, nn.Hardtanh(-1e6, 1e6), last)  # linear wherever it is looked at

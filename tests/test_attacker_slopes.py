@@ -174,14 +174,14 @@ def _points(rng: random.Random, model: Wild, x: list[float], eps: float, domain:
     return found
 
 
-def _slopes(kind: str) -> Callable[[Way, int], list[Tensor]]:
+def _slopes(kind: str) -> Callable[..., tuple[Tensor, list[Tensor]]]:
     """Slopes in place of those that are searched: psi's own, the middle, or any."""
 
-    def choose(search: Way, steps: int) -> list[Tensor]:
-        bends = [bend for k in sorted(search.bends, reverse=True) for bend in search.bends[k]]
+    def choose(search: Way, *args: object) -> tuple[Tensor, list[Tensor]]:
+        bends, rows = search.in_turn, torch.arange(len(search.samples))
         if kind == "random":
-            return [bend.low + (bend.high - bend.low) * torch.rand_like(bend.low) for bend in bends]
-        return [bend.slope if kind == "own" else bend.middle for bend in bends]
+            return rows, [bend.low + (bend.high - bend.low) * torch.rand_like(bend.low) for bend in bends]
+        return rows, [bend.slope if kind == "own" else bend.middle for bend in bends]
 
     return choose
 

@@ -261,8 +261,8 @@ def four_layers() -> tuple[nn.Module, ImageSet]:
 def test_what_a_radius_proves_a_verdict_proves() -> None:
     """`certified_radius` proves 12.8, and `certify` says UNKNOWN at seven tenths of that.
 
-    The cascade takes norms with sharpened boxes only where lines leave less than NEAR of what classes rise; the search for
-    radii takes them wherever lines suit.
+    The cascade took norms with sharpened boxes only where lines left little of what classes rise; the search for radii takes
+    them wherever lines suit.
     """
     model, images = four_layers()
     x, y = pixels(images.images).double(), images.labels
@@ -284,7 +284,7 @@ def test_rows_by_lines_are_confirmed_with_other_random_numbers(tmp_path: Path, m
     attempts, which share the bound over all inputs. The threshold is put at that number here, in place of the weights.
 
     Where both sides prove it, by "lines" and by "slopes", the order in proofs.check.VERDICTS counts, which has lines last,
-    and the cascade has them first. NEAR is a threshold of the same kind.
+    and the cascade has them first.
     """
     torch.manual_seed(9)
     layers = (nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
@@ -328,7 +328,7 @@ def edge_of_promising(proof: Prover, x: Tensor, y: Tensor, monkeypatch: pytest.M
     for _ in range(40):
         middle = (low + high) / 2
         monkeypatch.setattr(prover, "PROMISING", middle)
-        low, high = (low, middle) if bool(proof.bendable(x, y)) else (middle, high)
+        low, high = (low, middle) if bool(proof.promised(x, y) > 0) else (middle, high)
     return high
 
 

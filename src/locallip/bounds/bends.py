@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -25,8 +26,14 @@ from locallip.activations import Activation, Box, Clip, Increasing, SortPairs, V
 from locallip.network import PassThrough
 from locallip.rounding import gamma, raised, up
 
+T = TypeVar("T", Tensor, Tensor | None)
 #: Steps that look for the slope of a line over a curve, and what each leaves of the interval: the golden section.
 GOLDEN_STEPS, GOLDEN = 24, (5**0.5 - 1) / 2
+
+
+def taken(value: T, index: Tensor) -> T:
+    """The samples `index` of something per sample (B, ...); what is the same for all, (1, ...), stays, and so does None."""
+    return value if value is None or len(value) == 1 else value[index]
 
 
 @dataclass(frozen=True)
@@ -41,6 +48,14 @@ class Before:
     box: Box
     varying: Varying
     radius: Tensor
+
+    def of(self, index: Tensor) -> Before:
+        """The same of the samples `index`."""
+        (center, error, radius), (lower, upper), (inputs, outputs) = (
+            [taken(value, index) for value in values]
+            for values in ((self.center, self.error, self.radius), self.box, self.varying)
+        )
+        return Before(center, error, Box(lower, upper), Varying(inputs, outputs), radius)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from locallip.bounds.pullback import Pullback
+from locallip.bounds.pullback import Pullback, Wanted
 from locallip.bounds.region import Region, Trace
 from locallip.bounds.support import corner, scaled_box, support
 from locallip.network import Network
@@ -20,6 +20,12 @@ MarginForm = Literal["box_ball", "box", "ball", "lmt"]
 SLOPE_STEPS = 20
 #: The way to the input lowers a rise by less than this share beyond what the last activation does.
 CLOSE = 0.15
+#: Where a verdict alone is asked for, a class is given up without a search whose worst logit is above what is wanted by more
+#: than this share of what it was allowed to rise: slopes of the last activation, and then those on the way to the input,
+#: hardly ever bring more (benchmarks/NOTES.md).
+FAR, FAR_BEHIND = 0.25, 0.1
+#: In networks of fewer units a search costs too little to be given up.
+SMALL = 2**14
 #: Numbers of samples times classes times units that are compared at once: all of them but for many classes.
 AT_ONCE = 2**28
 
@@ -41,6 +47,7 @@ def worst_logits(
     outward: bool = False,
     slope_steps: int | None = None,
     depth: int | None = None,
+    wanted: Tensor | None = None,
 ) -> WorstLogits:
     """Logits that no point of the ball exceeds relative to the label's, for labels y (B,).
 
@@ -48,6 +55,9 @@ def worst_logits(
     drops the ball, and "lmt" adds sqrt(2) eps L. With `outward` and "box_ball", classes that this leaves above the label are
     pulled back through the last `depth` activations with slopes found in `slope_steps` steps (None: SLOPE_STEPS; 0: not at
     all). Without `depth` it is the last activation, and all of them where that leaves little to be shown.
+
+    Where only a verdict counts, `wanted` (B,) is the lead that the label must have: then no class is looked at for longer of
+    a sample that will hardly be shown, and the logits of such a sample are not as low as they might be.
     """
     clean = trace.logits
     if form == "lmt":
@@ -68,7 +78,7 @@ def worst_logits(
         worst = _by_lines(network, trace, y, worst)
     slope_steps = SLOPE_STEPS if slope_steps is None else slope_steps
     if slope_steps and form == "box_ball":
-        worst = _pulled(network, trace, y, worst, slope_steps, depth)
+        worst = _pulled(network, trace, y, worst, slope_steps, depth, wanted)
     return WorstLogits(clean, worst)
 
 
@@ -97,24 +107,64 @@ def _by_lines(network: Network, trace: Trace, y: Tensor, worst: Tensor) -> Tenso
     return torch.where(others & (value < worst), value, worst)
 
 
-def _pulled(network: Network, trace: Trace, y: Tensor, worst: Tensor, steps: int, depth: int | None) -> Tensor:
+def _pulled(
+    network: Network, trace: Trace, y: Tensor, worst: Tensor, steps: int, depth: int | None, wanted: Tensor | None
+) -> Tensor:
     """`worst`, lower where it is not below the label's and the way back through the network shows that it can be.
+
+    Where only a verdict counts, the class that is hardest to show comes first, and no other if it is not shown.
+    """
+    others = torch.isfinite(trace.logits).all(1, keepdim=True).expand_as(worst).scatter(1, y[:, None], False)
+    if wanted is None:
+        return _pulled_back(network, trace, y, worst, steps, depth, others, None)
+    excess = _excess(worst, y, wanted).masked_fill(~others, -float("inf"))
+    first = others.logical_and(torch.nn.functional.one_hot(excess.argmax(1), worst.shape[1]).bool())
+    worst = _pulled_back(network, trace, y, worst, steps, depth, first, wanted)
+    shown = ~(first & ~(_excess(worst, y, wanted) < 0)).any(1, keepdim=True)
+    return _pulled_back(network, trace, y, worst, steps, depth, others & ~first & shown, wanted)
+
+
+def _pulled_back(
+    network: Network,
+    trace: Trace,
+    y: Tensor,
+    worst: Tensor,
+    steps: int,
+    depth: int | None,
+    which: Tensor,
+    wanted: Tensor | None,
+) -> Tensor:
+    """`worst`, lower for those of the classes `which` (B, C) that are not below the label's.
 
     The last activation is cheap to pass and brings most; the way to the input is left to those that are close by then. Where
     lines sharpened the boxes, the whole way is the bound that counts.
     """
-    others = torch.isfinite(trace.logits).all(1, keepdim=True).expand_as(worst).scatter(1, y[:, None], False)
     both = depth is None and trace.relaxation is None and len(trace.before) > 1
+    # Lines are for networks that norms say little of: there what is dear goes on.
+    hasty = wanted is not None and trace.relaxation is None and sum(r.center[0].numel() for r in trace.regions) > SMALL
     for way in (1, None) if both else (depth,):
-        excess = worst - worst.gather(1, y[:, None])
-        needed = others & ~(excess < 0)
-        if way is None and both:
-            needed = needed & (excess <= CLOSE * (worst - trace.logits))
+        excess, plain = _excess(worst, y, wanted), worst - trace.logits
+        needed = which & ~(excess < 0)
+        if hasty and both:
+            needed = needed & (excess <= (FAR if way == 1 else FAR_BEHIND) * plain)
+        elif way is None and both:
+            needed = needed & (excess <= CLOSE * plain)
+        some = needed.any(1).nonzero()[:, 0]
+        if not len(some):
+            continue
         samples, classes = needed.nonzero(as_tuple=True)
-        if len(samples):
-            rise = Pullback(network, trace, way)(samples, classes, y[samples], steps)
-            worst = lowered(trace, worst, samples, classes, rise)
+        rise = plain[samples, classes]
+        hope = None if not hasty else Wanted(rise - excess[samples, classes], rise)
+        places = torch.searchsorted(some, samples)
+        found = Pullback(network, trace.of(some), way)(places, classes, y[samples], steps, hope)
+        worst = lowered(trace, worst, samples, classes, found)
     return worst
+
+
+def _excess(worst: Tensor, y: Tensor, wanted: Tensor | None) -> Tensor:
+    """How far every class is above what is wanted of it, (B, C)."""
+    excess = worst - worst.gather(1, y[:, None])
+    return excess if wanted is None else excess + wanted[:, None]
 
 
 def lowered(trace: Trace, worst: Tensor, samples: Tensor, classes: Tensor, rise: Tensor) -> Tensor:

@@ -54,7 +54,7 @@ class CeilingNorm(NormRule):
         self.ceiling, self.guarantee = ceiling, ceiling.guarantee
 
     def __call__(self, op: Masked, key: NormKey, like: Tensor) -> Tensor:
-        return self.ceiling.norms[key]
+        return self.ceiling.norms[key].to(like.dtype)
 
     norm = __call__
 
@@ -126,6 +126,7 @@ def propagate(
     outward: bool = False,
     relax: Relax | None = None,
     limit: float = LIMIT,
+    keep_before: bool = False,
 ) -> Trace:
     """Bounds for every x' with ||x' - x|| <= eps in the norm of the ball, for x (B, *input_shape) and eps (B,).
 
@@ -135,6 +136,7 @@ def propagate(
     `intervals=False` takes the box around the ball alone, without the interval image: a valid box at a third of the cost.
     eps of shape (1,) serves all samples, and saves a batch of equal radii. `relax`, which needs `outward`, adds the lines of
     linear relaxation; "boxes" also sharpens with them the boxes of units that may bend, up to `limit` numbers.
+    `keep_before` keeps what slopes need without outward rounding too, for guesses.
     """
     if x.shape[1:] != network.input_shape:  # layers over images take other sizes too, but have other norms there
         here, there = tuple(x.shape[1:]), tuple(network.input_shape)
@@ -173,8 +175,9 @@ def propagate(
             return Trace(*known, relaxation)
         boxes.append(box)
         masks.append(varying)
-        if error is not None:
-            befores.append(Before(center, error, box, varying, radius.expand(len(x))))
+        if error is not None or keep_before:
+            off = torch.zeros_like(center) if error is None else error
+            befores.append(Before(center, off, box, varying, radius.expand(len(x))))
         center, error, image = _activate(stage, center, error, box)
         regions.append(Region(center, error, image, radius, lipschitz, varying.outputs))
         if relaxation is not None:

@@ -8,14 +8,16 @@ a bound, so it is sought by descent in float32; what counts is one evaluation in
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from locallip.bounds.bends import Bend, bends
+from locallip.bounds.bends import Before, Bend, bends
 from locallip.bounds.lines import DUST
 from locallip.bounds.region import Region, Trace, width_of
 from locallip.bounds.support import scaled_box, support
@@ -29,28 +31,47 @@ RATE = 0.08
 ROUGH, FINE = 3, 12
 #: Numbers in one tensor of the search; what is looked at together is limited by it.
 TOGETHER = {"cpu": 2**23, "cuda": 2**26}
+#: After so many steps a search is given up where the bound is still above what is wanted by more than this share of what it
+#: was without slopes: on the way through one activation, and on longer ways (benchmarks/NOTES.md).
+LOOKS_NEAR = {0: 0.1, 2: 0.06, 4: 0.04, 8: 0.02}
+LOOKS_FAR = {0: 0.2, 4: 0.1, 8: 0.05, 12: 0.03}
 
 
-@dataclass(frozen=True)
-class _Stage:
+class _Terms:
+    """The linear part of a stage, as rounding meets it on the way back; computed where it is asked for."""
+
+    def __init__(self, terms: Mapping[int, LinearOp], widths: list[Tensor]):
+        self.terms, self._widths = terms, widths
+
+    @cached_property
+    def spread(self) -> dict[int, Tensor]:
+        """|W| |z' - c| or larger, by source; what is not zero stays so on the way through W."""
+        widths = {source: floored(self._widths[source], self._widths[source] > 0) for source in self.terms}
+        return {source: up(op.apply_abs(widths[source]), op.fan_in + 8) for source, op in self.terms.items()}
+
+    @cached_property
+    def met(self) -> dict[int, Tensor]:
+        """The widths that products on the way back through W meet, by source; (B,)."""
+        return {source: met(op, self._widths[source]) for source, op in self.terms.items()}
+
+
+class _Stage(_Terms):
     """A stage with an activation, ready to be passed from behind: width (B, *shape) bounds |y' - c|, `error` is c's own."""
 
-    bends: list[Bend]
-    terms: Mapping[int, LinearOp]
-    width: Tensor
-    error: Tensor
-    spread: dict[int, Tensor]
-    met: dict[int, Tensor]
+    def __init__(self, bends: list[Bend], before: Before, terms: Mapping[int, LinearOp], widths: list[Tensor]):
+        super().__init__(terms, widths)
+        self.bends, self.error = bends, before.error
+        self.width = up(torch.maximum(before.box.upper - before.center, before.center - before.box.lower).clamp(min=0))
 
 
 class Pullback:
     """Upper bounds of (w_i - w_y) . (z' - z) for chosen samples and classes; made for a trace with outward rounding."""
 
     def __init__(self, network: Network, trace: Trace, depth: int | None = None):
-        self.regions, self.last = trace.regions, network.stages[-1]
+        self.regions = trace.regions
         self.widths = [width_of(region) for region in trace.regions]
+        self.last, self.is_near = _Terms(network.stages[-1].terms, self.widths), depth == 1
         self.stages: dict[int, _Stage] = {}
-        self.spread, self.met = self._spread(self.last.terms), self._met(self.last.terms)
         reached = set(self.last.terms)
         for k in range(len(trace.before), 0, -1):
             stage, before, near = network.stages[k - 1], trace.before[k - 1], depth is None or len(trace.before) - k < depth
@@ -58,39 +79,59 @@ class Pullback:
                 continue
             found = bends(stage.activation, before)
             if found is not None:
-                width = up(torch.maximum(before.box.upper - before.center, before.center - before.box.lower).clamp(min=0))
-                spread, met = self._spread(stage.terms), self._met(stage.terms)
-                self.stages[k] = _Stage(found, stage.terms, width, before.error, spread, met)
+                self.stages[k] = _Stage(found, before, stage.terms, self.widths)
                 reached.update(stage.terms)
-
-    def _spread(self, terms: Mapping[int, LinearOp]) -> dict[int, Tensor]:
-        """|W| |z' - c| or larger, by source; what is not zero stays so on the way through W."""
-        widths = {source: floored(self.widths[source], self.widths[source] > 0) for source in terms}
-        return {source: up(op.apply_abs(widths[source]), op.fan_in + 8) for source, op in terms.items()}
-
-    def _met(self, terms: Mapping[int, LinearOp]) -> dict[int, Tensor]:
-        """The widths that products on the way back through W meet, by source; (B,)."""
-        return {source: met(op, self.widths[source]) for source, op in terms.items()}
 
     @property
     def units(self) -> int:
         """Numbers per sample and class."""
         return sum(bend.low.shape[1] for stage in self.stages.values() for bend in stage.bends) + self.widths[0][0].numel()
 
-    def __call__(self, samples: Tensor, classes: Tensor, labels: Tensor, steps: int) -> Tensor:
-        """max (w_i - w_y) . (z(x') - c) or larger for pairs of sample and class, all (n,); c is the last center."""
-        if not self.stages:
-            return torch.full(samples.shape, float("inf"), dtype=self.widths[0].dtype, device=samples.device)
-        size = max(1, TOGETHER[samples.device.type if samples.device.type in TOGETHER else "cpu"] // self.units)
-        parts = zip(samples.split(size), classes.split(size), labels.split(size), strict=True)
-        return torch.cat([self._bound(*part, steps) for part in parts])
+    def __call__(self, samples: Tensor, classes: Tensor, labels: Tensor, steps: int, wanted: Wanted | None = None) -> Tensor:
+        """max (w_i - w_y) . (z(x') - c) or larger for pairs of sample and class, all (n,); c is the last center.
 
-    def _bound(self, samples: Tensor, classes: Tensor, labels: Tensor, steps: int) -> Tensor:
+        Infinity where there is nothing to pass, or where `wanted` is seen to be out of reach.
+        """
+        found = torch.full(samples.shape, float("inf"), dtype=self.widths[0].dtype, device=samples.device)
+        if not self.stages:
+            return found
+        size = max(1, TOGETHER[samples.device.type if samples.device.type in TOGETHER else "cpu"] // self.units)
+        for some in torch.arange(len(samples), device=samples.device).split(size):
+            pairs = samples[some], classes[some], labels[some]
+            left, value = self._bound(*pairs, steps, None if wanted is None else wanted.of(some))
+            found[some[left]] = value
+        return found
+
+    def roughly(self, samples: Tensor, classes: Tensor, labels: Tensor) -> Tensor:
+        """About what the lines of linear relaxation give, (n,), in float32 and without a search; nothing is proved by it."""
+        way = Way(self, samples, classes, labels, torch.float32, outward=False)
+        return way.value([], choose=True)
+
+    def _bound(
+        self, samples: Tensor, classes: Tensor, labels: Tensor, steps: int, wanted: Wanted | None
+    ) -> tuple[Tensor, Tensor]:
+        """Which pairs have not been given up, and their bounds."""
         wide = self.widths[0].dtype
-        search = Way(self, samples, classes, labels, torch.float32, outward=False)
-        slopes = search.searched(steps)
-        del search
-        return Way(self, samples, classes, labels, wide, outward=True).value([alpha.to(wide) for alpha in slopes])
+        left, slopes = Way(self, samples, classes, labels, torch.float32, outward=False).searched(steps, wanted)
+        if not len(left):
+            return left, torch.zeros(0, dtype=wide, device=samples.device)
+        way = Way(self, samples[left], classes[left], labels[left], wide, outward=True)
+        return left, way.value([alpha.to(wide) for alpha in slopes])
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What bounds of pairs are wanted to be below, (n,), and what they were without slopes."""
+
+    below: Tensor
+    plain: Tensor
+
+    def of(self, rows: Tensor) -> Wanted:
+        return Wanted(self.below[rows], self.plain[rows])
+
+    def is_far(self, value: Tensor, share: float) -> Tensor:
+        """Where a bound is above what is wanted by more than a share of what it was; what overflowed tells nothing."""
+        return value > self.below + share * self.plain
 
 
 class Way:
@@ -106,12 +147,25 @@ class Way:
             rows = op.adjoint(torch.eye(count, dtype=dtype, device=samples.device).reshape(count, *op.out_shape)).flatten(1)
             self.start[source] = rows[classes] - rows[labels]
             if outward:
-                both = of.spread[source].flatten(1)[samples]
+                both = of.last.spread[source].flatten(1)[samples]
                 share = both.gather(1, classes[:, None]) + both.gather(1, labels[:, None])
                 self.lost = self.lost + gamma(op.roundings + 8 + len(of.regions), dtype) * share[:, 0]
-                self.lost = self.lost + DUST * of.met[source][samples]
+                self.lost = self.lost + DUST * of.last.met[source][samples]
         ends = [k for k in range(len(of.regions)) if k not in of.stages]
         self.ends = {k: self._end(of.regions[k]) for k in ends}
+
+    def of_rows(self, rows: Tensor) -> Way:
+        """The same way for some of the pairs, a mask or numbers of rows."""
+        way = copy.copy(self)
+        way.samples, way.lost = self.samples[rows], self.lost[rows]
+        which = rows.nonzero()[:, 0] if rows.dtype == torch.bool else rows
+        way.bends = {k: [bend.at(which, self.dtype) for bend in found] for k, found in self.bends.items()}
+        way.start = {source: g[rows] for source, g in self.start.items()}
+        way.ends = {
+            k: (low[rows], high[rows], radius[rows], None if outputs is None else outputs[rows])
+            for k, (low, high, radius, outputs) in self.ends.items()
+        }
+        return way
 
     def _seen(self) -> dict[int, list[Bend]]:
         """The bends of every stage, by its region."""
@@ -129,10 +183,20 @@ class Way:
         self.value(chosen, choose=True)
         return chosen
 
-    def searched(self, steps: int) -> list[Tensor]:
-        """Slopes for which the bound is small, one tensor (n, h) per bend."""
-        slopes = self.line_slopes()
-        return descend(self.value, self.kept, slopes, steps)[0] if slopes else slopes
+    def searched(self, steps: int, wanted: Wanted | None = None) -> tuple[Tensor, list[Tensor]]:
+        """Pairs that have not been given up, and slopes for which their bounds are small, one tensor (n, h) per bend."""
+        left, slopes = torch.arange(len(self.samples), device=self.samples.device), self.line_slopes()
+        if not slopes:
+            return left, slopes
+        way, search, looks = self, Descent(slopes, steps), LOOKS_NEAR if self.of.is_near else LOOKS_FAR
+        while len(left) and search.go_on(way.value, way.kept):
+            if wanted is None or search.done - 1 not in looks:
+                continue
+            open_ = ~wanted.of(left).is_far(search.least, looks[search.done - 1])
+            if not bool(open_.all()):
+                way, left = way.of_rows(open_), left[open_]
+                search.keep(open_)
+        return left, search.best
 
     @property
     def in_turn(self) -> list[Bend]:
@@ -250,6 +314,61 @@ class _Adjoint(torch.autograd.Function):
         return ctx.op.apply(grad.reshape(len(grad), *ctx.op.in_shape)).flatten(1), None
 
 
+class Descent:
+    """Adam on numbers (n, h) that a bound depends on, every row by itself; of each row the best that was seen counts.
+
+    `rates` are the lengths of the first steps, RATE for all where none are given.
+    """
+
+    def __init__(self, slopes: list[Tensor], steps: int, rates: Sequence[Tensor | float] = ()):
+        self.steps, self.done, self.rates = steps, 0, list(rates) or [RATE] * len(slopes)
+        self.slopes = slopes
+        self.means, self.squares = [torch.zeros_like(a) for a in slopes], [torch.zeros_like(a) for a in slopes]
+        self.best, self.least = (
+            [a.clone() for a in slopes],
+            slopes[0].new_full(slopes[0].shape[:1], float("inf")),
+        )
+
+    def go_on(self, value: Callable[[list[Tensor]], Tensor], kept: Callable[[Sequence[Tensor]], list[Tensor]]) -> bool:
+        """Take the bounds `value` (n,) of the numbers and, but for the last time, a step; False where all was done before.
+
+        `kept` moves numbers to where they may lie.
+        """
+        if self.done > self.steps:
+            return False
+        with torch.enable_grad():
+            leaves = [alpha.detach().requires_grad_() for alpha in self.slopes]
+            found = value(leaves)
+            grads = torch.autograd.grad(found.sum(), leaves) if self.done < self.steps else ()
+        better = found.detach() < self.least
+        self.least = torch.where(better, found.detach(), self.least)
+        for kept_so_far, alpha in zip(self.best, self.slopes, strict=True):
+            kept_so_far.copy_(torch.where(better[:, None], alpha, kept_so_far))
+        self._step(grads)
+        self.slopes = kept(self.slopes)
+        self.done += 1
+        return True
+
+    def _step(self, grads: Sequence[Tensor]) -> None:
+        i = self.done
+        for alpha, mean, square, grad, rate in zip(self.slopes, self.means, self.squares, grads, self.rates, strict=False):
+            if not alpha.numel():
+                continue
+            mean.lerp_(grad, 0.1)
+            square.mul_(0.99).addcmul_(grad, grad, value=0.01)
+            root = (square / (1 - 0.99 ** (i + 1))).sqrt()
+            root = root + 0.01 * root.amax(1, keepdim=True) + 1e-30  # or units that hardly matter move as noise has it
+            alpha.sub_(mean / (1 - 0.9 ** (i + 1)) / root * (rate * (1 - 0.9 * i / max(1, self.steps))))
+
+    def keep(self, rows: Tensor) -> None:
+        """Go on with some rows alone."""
+        self.slopes, self.means, self.squares, self.best = (
+            [values[rows] for values in some] for some in (self.slopes, self.means, self.squares, self.best)
+        )
+        self.least = self.least[rows]
+        self.rates = [rate[rows] if isinstance(rate, Tensor) else rate for rate in self.rates]
+
+
 def descend(
     value: Callable[[list[Tensor]], Tensor],
     kept: Callable[[Sequence[Tensor]], list[Tensor]],
@@ -257,33 +376,11 @@ def descend(
     steps: int,
     rates: Sequence[Tensor | float] = (),
 ) -> tuple[list[Tensor], Tensor]:
-    """Numbers (n, h) for which the bounds `value` (n,) are small, and these: Adam from `slopes` on, every row by itself.
-
-    Of each row the best that was seen counts; `kept` moves numbers to where they may lie. `rates` are the lengths of the
-    first steps, RATE for all where none are given.
-    """
-    rates = rates or [RATE] * len(slopes)
-    means, squares = [torch.zeros_like(a) for a in slopes], [torch.zeros_like(a) for a in slopes]
-    best, least = [a.clone() for a in slopes], slopes[0].new_full(slopes[0].shape[:1], float("inf"))
-    for i in range(steps + 1):
-        with torch.enable_grad():
-            leaves = [alpha.detach().requires_grad_() for alpha in slopes]
-            found = value(leaves)
-            grads = torch.autograd.grad(found.sum(), leaves) if i < steps else ()
-        better = found.detach() < least
-        least = torch.where(better, found.detach(), least)
-        for kept_so_far, alpha in zip(best, slopes, strict=True):
-            kept_so_far.copy_(torch.where(better[:, None], alpha, kept_so_far))
-        for alpha, mean, square, grad, rate in zip(slopes, means, squares, grads, rates, strict=False):
-            if not alpha.numel():
-                continue
-            mean.lerp_(grad, 0.1)
-            square.mul_(0.99).addcmul_(grad, grad, value=0.01)
-            root = (square / (1 - 0.99 ** (i + 1))).sqrt()
-            root = root + 0.01 * root.amax(1, keepdim=True) + 1e-30  # or units that hardly matter move as noise has it
-            alpha.sub_(mean / (1 - 0.9 ** (i + 1)) / root * (rate * (1 - 0.9 * i / max(1, steps))))
-        slopes = kept(slopes)
-    return best, least
+    """Numbers (n, h) for which the bounds `value` (n,) are small, and these, by a descent from `slopes` on."""
+    search = Descent(slopes, steps, rates)
+    while search.go_on(value, kept):
+        pass
+    return search.best, search.least
 
 
 def met(op: LinearOp, width: Tensor) -> Tensor:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from locallip.activations import Box, Varying
-from locallip.bounds.bends import Before
+from locallip.bounds.bends import Before, taken
 from locallip.norms import NormKey
 from locallip.rounding import up
 
@@ -35,6 +35,11 @@ class Region:
     outputs: Tensor | None
     ball_only: bool = False
 
+    def of(self, index: Tensor) -> Region:
+        """The same of the samples `index`."""
+        names = ("center", "error", "radius", "lipschitz", "outputs")
+        return replace(self, box=_box_of(self.box, index), **{name: taken(getattr(self, name), index) for name in names})
+
 
 @dataclass(frozen=True)
 class Trace:
@@ -54,6 +59,24 @@ class Trace:
     before: tuple[Before, ...] = ()
     logits_box: Box | None = None
     relaxation: Relaxation | None = None
+
+    def of(self, index: Tensor) -> Trace:
+        """What was learned of the samples `index`, without the lines, which are about all of them."""
+        return Trace(
+            tuple(region.of(index) for region in self.regions),
+            tuple(_box_of(box, index) for box in self.boxes),
+            tuple(Varying(*(taken(mask, index) for mask in masks)) for masks in self.varying),
+            {key: taken(norm, index) for key, norm in self.norms.items()},
+            taken(self.logits, index),
+            taken(self.logits_error, index),
+            taken(self.lipschitz, index),
+            tuple(before.of(index) for before in self.before),
+            None if self.logits_box is None else _box_of(self.logits_box, index),
+        )
+
+
+def _box_of(box: Box, index: Tensor) -> Box:
+    return Box(*(taken(end, index) for end in box))
 
 
 def width_of(region: Region) -> Tensor:

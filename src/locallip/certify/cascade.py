@@ -171,8 +171,8 @@ class Certifier:
             input_shape,
             guarantee,
             failure_prob=failure_prob,
-            # Norms of dense layers alone, of all layers, of these more closely, and before branching.
-            probes=4 if self.branch_seconds else 3,
+            # Norms with sharpened boxes, of dense layers alone, of all layers, of these more closely, and before branching.
+            probes=5 if self.branch_seconds else 4,
             power_steps=power_steps,
             seed=seed,
             device=device,
@@ -240,9 +240,9 @@ class _Cascade:
     """misclassified -> bound from unmasked norms -> attack -> lines -> local bound -> branch and bound.
 
     Each sees what is undecided. Lines that promise more than norms sharpen the boxes of single units, and then also the
-    norms; elsewhere norms have the last word. Where proofs are dear, norms per input are first taken in the dense layers
-    alone, without slopes and with them; norms of all layers are taken only where norms from below leave the proof a chance,
-    roughly and then closely.
+    norms. Norms with boxes as they are have the last word, so that all is certified that they certify. Where proofs are
+    dear, norms per input are first taken in the dense layers alone, without slopes and with them; norms of all layers are
+    taken only where norms from below leave the proof a chance, roughly and then closely.
     """
 
     def __init__(self, inputs: _Inputs, prover: Prover, attack_steps: int, seed: int | None, watch: Callable[[int], None]):
@@ -296,12 +296,15 @@ class _Cascade:
 
     def _by_lines(self, index: Tensor) -> Tensor:
         """Certify by lines and the boxes that they sharpen, where these promise more than norms; returns the others."""
-        parts = [self.prover.bendable(*self.inputs.take(some)[:2], domain=self.inputs.domain) for some in self._split(index)]
+        parts = [self.prover.bendable(*self.inputs.take(some), domain=self.inputs.domain) for some in self._split(index)]
         bendable = torch.cat(parts) if parts else torch.zeros_like(index, dtype=torch.bool)
         left = self._try("none", LINES, index[bendable], slopes=not self.prover.has_norms, relax="boxes")
-        if self.prover.has_norms:
-            self._try("all", LOCAL_LINES, left, relax="boxes")
-        return index[~bendable]
+        if not self.prover.has_norms:
+            return left
+        hopeful = left if self.prover.is_dense else self._each_batch(partial(self._promising, relax="boxes"), left)
+        proved = torch.isin(hopeful, self._try("all", LOCAL_LINES, hopeful, relax="boxes"), invert=True)
+        left = left[torch.isin(left, hopeful[proved], invert=True)]
+        return torch.cat([index[~bendable], left]).sort().values
 
     def _split(self, index: Tensor) -> Sequence[Tensor]:
         return index.split(self.inputs.batch_size) if len(index) else ()
@@ -333,7 +336,8 @@ class _Cascade:
 
     def _prove(self, index: Tensor, local: LocalLayers, check: str, slopes: bool, relax: Relax | None) -> Tensor:
         domain = self.inputs.domain
-        found = self.prover.margin(*self.inputs.take(index), local=local, domain=domain, slopes=slopes, relax=relax)
+        options = {"local": local, "domain": domain, "slopes": slopes, "relax": relax}
+        found = self.prover.margin(*self.inputs.take(index), verdict=True, **options)  # type: ignore[arg-type]
         return self._certified(index, found, check)
 
     def _dense(self, index: Tensor) -> Tensor:
@@ -354,9 +358,9 @@ class _Cascade:
         self._settle(index[proved], Verdict.CERTIFIED, check)
         return index[~proved]
 
-    def _promising(self, index: Tensor) -> Tensor:
-        """Those where a full local bound has a chance."""
-        return index[self.prover.may_prove(*self.inputs.take(index), domain=self.inputs.domain)]
+    def _promising(self, index: Tensor, relax: Relax | None = None) -> Tensor:
+        """Those where norms of all layers have a chance."""
+        return index[self.prover.may_prove(*self.inputs.take(index), domain=self.inputs.domain, relax=relax)]
 
     def _attack(self, index: Tensor) -> Tensor:
         """Mark as attacked what surely changes class at a point surely inside the ball; returns the rest.

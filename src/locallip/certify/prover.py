@@ -32,6 +32,7 @@ from locallip.bounds import (
     rises_by_lines,
     worst_logits,
 )
+from locallip.bounds.pullback import Pullback
 from locallip.certify.inputs import as_deployed, as_method, check_model, check_numbers, check_scale, check_shape
 from locallip.network import Digests, Network, bytes_of, check_no_cache, described, lower, lower_again, module_rule
 from locallip.norms import CholeskyNorm, Guarantee, LanczosNorm, NormRule, RitzNorm
@@ -46,6 +47,10 @@ Method = Literal["auto", "local", "lines"]
 #: Boxes are sharpened by lines where these, with boxes as they are, let classes rise by less than this share of what norms
 #: do. Few inputs of networks that were trained with the local bound come below, and most of others do.
 PROMISING = 0.5
+#: Where lines promise less than this share of a radius, nothing was certified by them there (benchmarks/NOTES.md).
+HOPELESS = 0.125
+#: Steps of the multiplier in a guess.
+ROUGH_STEPS = 6
 #: What lines let a margin lose grows about as this power of eps: boxes grow, and the gaps in them.
 LINES_POWER = 1.8
 #: A guess of a radius where nothing rises.
@@ -103,6 +108,8 @@ class Prover:
         self.has_norms = self.method != "lines"
         # What a proof that is repeated may change: whether lines or norms are tried, and how long slopes are looked for.
         self.leaning, self.slope_steps = 1.0, SLOPE_STEPS
+        # Where a verdict alone is asked for, what will hardly be shown is given up early; a repetition may insist.
+        self.insists = False
         check_model(model)
         check_shape(input_shape)
         self.device = device or next((p.device for p in model.parameters()), torch.device("cpu"))
@@ -199,47 +206,67 @@ class Prover:
         domain: Domain = None,
         slopes: bool = True,
         relax: Relax | None = None,
+        verdict: bool = False,
     ) -> Margin:
-        """What is proved of the label's lead on each ball; NaN where nothing is. Without `slopes` they are not tried."""
-        return self._margin_of(self.trace(x, eps, local=local, domain=domain, relax=relax), y, slopes)
+        """What is proved of the label's lead on each ball; NaN where nothing is. Without `slopes` they are not tried.
+
+        Where a `verdict` alone is asked for, the leads of inputs that are not proved may be lower than need be.
+        """
+        return self._margin_of(self.trace(x, eps, local=local, domain=domain, relax=relax), y, slopes, verdict)
 
     def margins(self, x: Tensor, y: Tensor, eps: Tensor, *, local: LocalLayers, domain: Domain) -> tuple[Margin, Margin]:
-        """`margin` without slopes and with them, by the same norms."""
+        """`margin` without slopes and, for verdicts, with them, by the same norms."""
         trace = self.trace(x, eps, local=local, domain=domain)
-        return self._margin_of(trace, y, False), self._margin_of(trace, y, True)
+        return self._margin_of(trace, y, False), self._margin_of(trace, y, True, verdict=True)
 
-    def _margin_of(self, trace: Trace, y: Tensor, slopes: bool) -> Margin:
+    def _margin_of(self, trace: Trace, y: Tensor, slopes: bool, verdict: bool = False) -> Margin:
         assert trace.logits_error is not None
-        return Margin(self.lead_of(trace, y, slopes), trace.lipschitz, trace.logits, trace.logits_error)
+        return Margin(self.lead_of(trace, y, slopes, verdict), trace.lipschitz, trace.logits, trace.logits_error)
 
     def promised(self, x: Tensor, y: Tensor, *, domain: Domain = None) -> Tensor:
         """About the radius that boxes sharpened by lines certify, (B,); 0 where norms promise more.
 
         It is seen on the ball that the bound over all inputs certifies without any boxes, whatever radius is asked for.
         """
-        logits = self.clean_logits(x)[0]
-        ahead, rival = lead(logits, y), logits.scatter(1, y[:, None], -float("inf")).argmax(1, keepdim=True)
-        eps = (ahead / (self.ceiling.total * self.ball.stretch(x[:1].numel()))).nan_to_num(0.0, 0.0, 0.0).clamp(min=0)
-        trace = self.trace(x, eps, local="none", domain=domain, relax="lines")
         with exact_arithmetic():
-            by_lines = rises_by_lines(self.network, trace, y, rival)[:, 0]
-            by_norms = lead(trace.logits, y) - lead(worst_logits(self.network, replace(trace, relaxation=None), y).worst, y)
+            logits = self.network(x)
+            ahead, rival = lead(logits, y), logits.scatter(1, y[:, None], -float("inf")).argmax(1)
+            eps = (ahead / (self.ceiling.total * self.ball.stretch(x[:1].numel()))).nan_to_num(0.0, 0.0, 0.0).clamp(min=0)
+            by_lines, by_norms = self._rises(x, y, rival, eps, domain)
         promising = (by_lines < self.leaning * PROMISING * by_norms) & (eps > 0) if self.has_norms else eps > 0
         return torch.where(promising, eps * (ahead / by_lines) ** (1 / LINES_POWER), 0.0).nan_to_num(0.0, FAR, 0.0)
 
-    def bendable(self, x: Tensor, y: Tensor, *, domain: Domain = None) -> Tensor:
-        """Where boxes are to be sharpened by lines, (B,) bool."""
+    def _rises(self, x: Tensor, y: Tensor, rival: Tensor, eps: Tensor, domain: Domain) -> tuple[Tensor, Tensor]:
+        """About how far the rival comes up on the label by lines and by norms over all inputs, (B,) each.
+
+        It is a guess, so it is made in float32 without outward rounding wherever slopes pass all activations.
+        """
+        options = {"input_domain": domain, "ball": self.ball, "keep_before": True}
+        trace = propagate(self.network, x.float(), eps.float(), CeilingNorm(self.ceiling), **options)  # type: ignore[arg-type]
+        way = Pullback(self.network, trace)
+        if len(way.stages) == len(trace.before):
+            by_lines = way.roughly(torch.arange(len(x), device=x.device), rival, y)
+            worst = worst_logits(self.network, trace, y, steps=ROUGH_STEPS).worst
+        else:
+            trace = self.trace(x, eps, local="none", domain=domain, relax="lines")
+            by_lines = rises_by_lines(self.network, trace, y, rival[:, None])[:, 0]
+            worst = worst_logits(self.network, replace(trace, relaxation=None), y, outward=True, slope_steps=0).worst
+        return by_lines.to(eps), (lead(trace.logits, y) - lead(worst, y)).to(eps)
+
+    def bendable(self, x: Tensor, y: Tensor, eps: Tensor, *, domain: Domain = None) -> Tensor:
+        """Where boxes are to be sharpened by lines for balls of radius eps, (B,) bool."""
         if self.has_lines and self.has_norms:
-            return self.promised(x, y, domain=domain) > 0
+            return self.promised(x, y, domain=domain) > HOPELESS / max(1.0, self.leaning) * eps
         return torch.full((len(x),), self.has_lines, dtype=torch.bool, device=x.device)
 
-    def may_prove(self, x: Tensor, y: Tensor, eps: Tensor, *, domain: Domain = None) -> Tensor:
+    def may_prove(self, x: Tensor, y: Tensor, eps: Tensor, *, domain: Domain = None, relax: Relax | None = None) -> Tensor:
         """Where norms from below, which are never above proved ones, leave the margin a chance; (B,) bool."""
-        return ~(self.lead_of(self._trace(self._guess, x, eps, domain), y) <= 0)  # a NaN rules nothing out
+        guessed = self._trace(self._guess, x, eps, domain, relax)
+        return ~(self.lead_of(guessed, y, verdict=True) <= 0)  # a NaN rules nothing out
 
-    def lead_of(self, trace: Trace, y: Tensor, slopes: bool = True) -> Tensor:
-        """What a trace proves of the label's lead, (B,); NaN where nothing is. Without `slopes` they are not tried."""
-        worst = self._worst(trace, y, slopes).worst
+    def lead_of(self, trace: Trace, y: Tensor, slopes: bool = True, verdict: bool = False) -> Tensor:
+        """What a trace proves of the label's lead, (B,), as in `margin`; NaN where nothing is."""
+        worst = self._worst(trace, y, slopes, verdict).worst
         with exact_arithmetic():
             return lead(self._deployed(trace, worst, y), y)
 
@@ -250,9 +277,8 @@ class Prover:
         assert trace.logits_error is not None
         worst = self._worst(trace, y, True).worst
         with exact_arithmetic():
-            # Logits of the float32 program come nearer to each other than those of the network.
-            level = lead(self._deployed(trace, torch.zeros_like(worst), y), y) if self.deployed_dtype is not None else 0.0
-            worst = branched(self.network, trace, y, worst, worst.gather(1, y[:, None])[:, 0] + level, seconds)
+            level = worst.gather(1, y[:, None])[:, 0] - self._wanted(trace, y)
+            worst = branched(self.network, trace, y, worst, level, seconds)
             ahead = lead(self._deployed(trace, worst, y), y)
         return Margin(ahead, trace.lipschitz, trace.logits, trace.logits_error)
 
@@ -265,10 +291,16 @@ class Prover:
         error = up(deployed_error(self.network, trace, self.deployed_dtype)) + gamma(2, worst.dtype) * worst.abs()
         return torch.where(label, worst - error, worst + error)
 
-    def _worst(self, trace: Trace, y: Tensor, slopes: bool) -> WorstLogits:
+    def _wanted(self, trace: Trace, y: Tensor) -> Tensor:
+        """The lead that the label must have, (B,): logits of the float32 program come nearer to each other."""
+        none = torch.zeros_like(trace.logits)
+        return none[:, 0] if self.deployed_dtype is None else -lead(self._deployed(trace, none, y), y)
+
+    def _worst(self, trace: Trace, y: Tensor, slopes: bool, verdict: bool = False) -> WorstLogits:
         with exact_arithmetic():
             steps = self.slope_steps if slopes and self.has_slopes else 0
-            return worst_logits(self.network, trace, y, outward=True, slope_steps=steps)
+            wanted = self._wanted(trace, y) if steps and verdict and not self.insists else None
+            return worst_logits(self.network, trace, y, outward=True, slope_steps=steps, wanted=wanted)
 
     def clean_logits(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Logits at x and a bound of their error, each (B, C)."""
