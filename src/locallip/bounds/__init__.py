@@ -15,6 +15,7 @@ from locallip.bounds.propagate import (
     norm_keys,
     propagate,
 )
+from locallip.bounds.pullback import Pullback
 from locallip.bounds.region import Region, Trace
 from locallip.bounds.relaxation import LIMIT
 from locallip.bounds.support import support
@@ -27,6 +28,7 @@ __all__ = [
     "GlobalBound",
     "MarginForm",
     "PartlyLocal",
+    "Pullback",
     "Region",
     "Relax",
     "Trace",
