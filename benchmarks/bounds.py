@@ -5,7 +5,7 @@
     python benchmarks/bounds.py --networks ../shared/networks --data-root data --names cifar10-6c2f-local-b --images 10
     python benchmarks/bounds.py --networks ../shared/networks --data-root data --peers crown --norm inf --name bounds-inf
 
-Networks that others trained are read from a folder; those of `locallip models` and "random", a small one, need none.
+Networks that others trained are read from a folder; those of `locallip models` and the random ones (RANDOM) need none.
 
 The peer is auto_LiRPA (https://github.com/Verified-Intelligence/auto_LiRPA), if it is installed: CROWN, and alpha-CROWN
 with 20 iterations. It takes one radius for all images, so its median radius is found by bisection, in PROBES calls; ours are
@@ -69,6 +69,8 @@ EPS = {
 }
 #: Between these lie the radii where half of the images are certified; attacks go on to ten times the second.
 REACH = {"2": (1e-3, 4.096), "inf": (1e-4, 0.4096)}
+#: The widths of random MLPs.
+RANDOM = {"random-tiny": (4, 10, 10, 3), "random": (20, 32, 32, 5), "random-deep": (20, 32, 32, 32, 32, 32, 5)}
 BRANCH_SECONDS = 20.0
 #: Images that the peer looks at together: the memory of alpha-CROWN grows with them.
 TOGETHER = {"CROWN": 100, "CROWN-Optimized": 10}
@@ -79,10 +81,11 @@ PROBES = 12
 
 def brought(folder: Path, data_root: Path | None, name: str, count: int) -> tuple[nn.Module, Tensor, Tensor]:
     """A network and the images of the first `count` that it classifies correctly, with their labels."""
-    if name == "random":
+    if name in RANDOM:
         torch.manual_seed(0)
-        model: nn.Module = nn.Sequential(nn.Linear(20, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 5))
-        x = torch.randn(count, 20)
+        layers = [layer for pair in itertools.pairwise(RANDOM[name]) for layer in (nn.Linear(*pair), nn.ReLU())]
+        model: nn.Module = nn.Sequential(*layers[:-1])
+        x = torch.randn(count, RANDOM[name][0])
         return model, x, model(x).argmax(1)
     model = network(folder, name) if name in NETWORKS else load_model(name)
     data = NETWORKS[name][0] if name in NETWORKS else name.split("-")[0]

@@ -430,6 +430,20 @@ def test_parts_of_the_bound_stand_below_each_other_and_a_damaged_file_is_named(t
             tables.tightness_tables(tmp_path)
 
 
+def test_lipschitz_bounds_are_shown_by_network_and_radius(tmp_path):
+    assert tables.lipschitz_tables(tmp_path) == "Nothing has been measured yet."
+    row = {"network": "one", "images": 9, "bound": "product", "boxes": "sharpened", "mean": 12.345, "seconds": 2.25}
+    values = {"about": {"hardware": "a CPU"}, "threads": 1, "rows": [{**row, "eps": "0.3"}, {**row, "eps": "1", "mean": 99}]}
+    (tmp_path / "lipschitz_bounds-here.json").write_text(json.dumps(values))
+    shown = tables.lipschitz_tables(tmp_path)
+    assert shown.startswith("**one**, eps 0.3, 9 images, a CPU")
+    assert "| product | sharpened | 12.3 | 2.25 |" in shown
+    assert "**one**, eps 1, 9 images, a CPU" in shown
+    (tmp_path / "lipschitz_bounds-here.json").write_text(json.dumps({**values, "rows": [{"network": "one"}]}))
+    with pytest.raises(WrongResult, match="not a result of benchmarks/lipschitz_bounds"):
+        tables.lipschitz_tables(tmp_path)
+
+
 def test_bounds_are_shown_by_network_with_what_was_measured(tmp_path):
     assert tables.bounds_tables(tmp_path) == "Nothing has been measured yet."
     rows = [

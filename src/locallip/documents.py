@@ -26,6 +26,7 @@ PARTS: dict[str, Callable[[Path], str]] = {
     "tightness": tables.tightness_tables,
     "auto costs": costs.auto_costs,
     "bounds": tables.bounds_tables,
+    "lipschitz": tables.lipschitz_tables,
     "certificates": lambda results: tables.certificates_table(results) or "No certificates have been issued yet.",
     "speeds": costs.speeds,
     "ranks": costs.ranks,

@@ -177,6 +177,22 @@ def _bounds_table(bound: str, figure: str, figures: Sequence[str], rows: Sequenc
     return markdown((bound, "By", figure, "Seconds"), cells)
 
 
+def lipschitz_tables(results: Path) -> str:
+    """Lipschitz bounds on the same balls by one method after the other, from what benchmarks/lipschitz_bounds.py wrote."""
+    parts = []
+    for path in sorted(results.glob("lipschitz_bounds-*.json")):
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+            for name, eps in dict.fromkeys((row["network"], row["eps"]) for row in values["rows"]):
+                rows = [row for row in values["rows"] if (row["network"], row["eps"]) == (name, eps)]
+                parts.append(f"**{name}**, eps {eps}, {rows[0]['images']} images, {values['about']['hardware']}")
+                cells = [[row["bound"], row["boxes"], f"{row['mean']:.3g}", f"{row['seconds']:.2f}"] for row in rows]
+                parts.append(markdown(("Bound", "Boxes", "Mean", "Seconds"), cells))
+        except (ValueError, TypeError, KeyError) as error:
+            raise WrongResult(f"{path} is not a result of benchmarks/lipschitz_bounds.py: {error!r}") from None
+    return "\n\n".join(parts) or NOTHING
+
+
 def later_table(results: Path) -> str:
     """What others reach with larger networks, beside the best of our own certificates."""
     ours = read_certificates(results / "certificates")
