@@ -167,7 +167,7 @@ def outside(x: Tensor, domain: Domain) -> Tensor:
     """Which samples have a value outside the domain, or a NaN, (B,) bool."""
     if domain is None:
         return torch.zeros(len(x), dtype=torch.bool, device=x.device)
-    low, high = domain
+    low, high = (end.to(x.device) if isinstance(end, Tensor) else end for end in domain)
     return ~((x >= low) & (x <= high)).flatten(1).all(1)
 
 
