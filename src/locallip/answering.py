@@ -46,19 +46,21 @@ def answer(
         for path, spec in specs.items():
             found.append(decider(spec, attack_steps=attack_steps, seed=seed))
             if not json:
-                print(_told(path, found[-1], options), flush=True)
+                print(_told(path, found[-1], options, about.get("left_out", "")), flush=True)
     except (UnsupportedLayer, LayerTooLarge) as error:
         raise WrongModel(f"{model}: {error}") from None
     if json:
         settings = {"model": name_of(model), "fingerprint": fingerprint(network), "attack_steps": attack_steps, "seed": seed}
+        settings["outputs_before"] = about.get("left_out", "")
         answers = [{"file": path.name, **vars(each)} for path, each in zip(specs, found, strict=True)]
         print(dumps({"settings": {**settings, **options, "environment": environment()}, "answers": answers}, indent=1))
 
 
-def _told(path: Path, found: Answer, options: Mapping[str, Any]) -> str:
+def _told(path: Path, found: Answer, options: Mapping[str, Any], left_out: str) -> str:
     """The word of the competition, then what it rests on; under sat the point."""
     if found.result == "sat":
-        return f"sat\n{found.witness()}\n; {path.name}: found by {found.by}, {found.seconds:.1f} s"
+        outputs = f", outputs are those before the {left_out} at the end" if left_out else ""
+        return f"sat\n{found.witness()}\n; {path.name}: found by {found.by}, {found.seconds:.1f} s{outputs}"
     rests = f"by {found.by}, guarantee {options['guarantee']}" if found.result == "unsat" else "neither proved nor broken"
     lead = "" if found.margin is None else f", the label's lead at least {found.margin:.4g}"
     return f"{found.result}\n; {path.name}: {rests}{lead}, {found.seconds:.1f} s"

@@ -59,7 +59,7 @@ def network_of(model: str) -> tuple[nn.Module, dict[str, Any]]:
     if Path(model).suffix.lower() != ONNX:
         return load_model(model), read_about(model)
     network = load_onnx(model)
-    return network, {"input_shape": network.input_shape, "classes": network.classes}
+    return network, {"input_shape": network.input_shape, "classes": network.classes, "left_out": network.left_out}
 
 
 def _own(path: Path, about: dict[str, Any], eps: str | None, split: str) -> ImageSet:

@@ -203,6 +203,7 @@ class Middle(Way[Tensor]):
 
     def bent(self, rows: Tensor, step: Slopes, k: int) -> tuple[Tensor, Tensor]:
         cost = up(_norms(step.stray(rows).flatten(2)) + _size(step.lost(rows).flatten(2)))
+        cost = floored(cost, (rows != 0).flatten(1).any(1))  # products of rows and slopes may vanish
         return step.middle(rows), up(cost * self.known.lipschitz[k])
 
     def added(self, one: Tensor, other: Tensor) -> Tensor:
@@ -230,5 +231,6 @@ def _norms(matrix: Tensor) -> Tensor:
 
 
 def _size(matrix: Tensor) -> Tensor:
-    """At least the Frobenius norm of each, (b,)."""
-    return up(matrix.flatten(1).norm(dim=1), matrix[0].numel() + 64)
+    """At least the Frobenius norm of each, (b,); squares of numbers below 1e-154 vanish, which FLOOR covers."""
+    flat = matrix.flatten(1)
+    return up(floored(flat.norm(dim=1), (flat != 0).any(1)), flat.shape[1] + 64)

@@ -33,6 +33,7 @@ class _Building:
         self.graph, self.onnx = model.graph, onnx
         self.opset = next(o.version for o in model.opset_import if o.domain in ("", "ai.onnx"))
         self.values: dict[str, Value] = {}
+        self.left_out = ""
         self.readers = Counter(name for node in self.graph.node for name in node.input)
 
     def run(self) -> OnnxNetwork:
@@ -47,7 +48,9 @@ class _Building:
         steps = with_biases(needed(self.steps.found, result.step))
         if not steps:
             raise WrongModel("it gives its input back without a layer")
-        return wired(steps, source.sample, result.sample[0])
+        network = wired(steps, source.sample, result.sample[0])
+        network.left_out = self.left_out
+        return network
 
     def _keep(self, name: str, value: Value, where: str) -> None:
         if not name or name in self.values:
@@ -118,6 +121,7 @@ class _Building:
         axis = node.whole("axis", 1 if node.opset < 13 else -1)
         if axis not in (1, -1) or set(node.attributes) - {"axis"}:
             raise node.wrong(f"axis = {axis} has no rule; it must be that of the classes")
+        self.left_out = node.operator
         return source
 
     def _result(self) -> Flow:

@@ -22,10 +22,14 @@ class Step:
 
 
 class OnnxNetwork(nn.Module):
-    """A network of an ONNX file; `input_shape` is that of one sample, and it gives `classes` numbers."""
+    """A network of an ONNX file; `input_shape` is that of one sample, and it gives `classes` numbers.
+
+    `left_out` is the operator at the end of the file that is not part of it.
+    """
 
     input_shape: tuple[int, ...]
     classes: int
+    left_out: str = ""
 
 
 class Chain(OnnxNetwork, nn.Sequential):

@@ -36,9 +36,16 @@ class LinearOp(ABC):
     windows: Windows | None = None
 
     def __init_subclass__(cls) -> None:
-        """A class that derives from one of ours and computes something else does not inherit its `adjoint_abs`."""
+        """A class that derives from one of ours and computes something else does not inherit its `adjoint_abs`.
+
+        Wherever it has the methods from: its own, or those of another class that stands before ours.
+        """
         super().__init_subclass__()
-        if "adjoint_abs" not in vars(cls) and not {"apply", "adjoint", "apply_abs"}.isdisjoint(vars(cls)):
+        owners = [
+            next(c for c in cls.__mro__ if name in vars(c)) for name in ("adjoint_abs", "apply", "adjoint", "apply_abs")
+        ]
+        place, *others = map(cls.__mro__.index, owners)
+        if min(others) < place:
             cls.adjoint_abs = LinearOp.adjoint_abs  # type: ignore[method-assign]
 
     @property

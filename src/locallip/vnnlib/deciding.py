@@ -72,10 +72,11 @@ class Decider:
         x = (low / 2 + high / 2).clamp(low, high)[None]
         y = torch.tensor([spec.label if self._is_whole(spec) else 0], device=self.device)
         reach = torch.maximum(high - x, x - low).max() * (1 + 1e-12)
-        eps = torch.nextafter(reach, reach.new_tensor(math.inf))[None]
+        most = torch.finfo(reach.dtype).max  # bounds widen it to infinity, and cut that with the box
+        eps = torch.nextafter(reach, reach.new_tensor(math.inf)).clamp(max=most)[None]
         inner = inner_box(spec)
         box = self._tensor(inner[0]), self._tensor(inner[1])
-        point, by = self._counterexample(judge, x.clamp(*box), y, 2 * eps, box, attack_steps, seed)
+        point, by = self._counterexample(judge, x.clamp(*box), y, (2 * eps).clamp(max=most), box, attack_steps, seed)
         if point is not None:
             with torch.no_grad(), autocast_off():
                 outputs = self.network(point)[0]

@@ -13,7 +13,9 @@ from typing import NamedTuple
 MOST_BYTES = 2**28
 #: Assertions are nested three or four deep.
 MOST_DEPTH = 16
-_TOKEN = re.compile(r"[()]|;[^\n]*|[^\s();\"|]+|\n|[^\S\n]+|.", re.DOTALL)
+#: What ends a line, and with it a comment, here (\n, \r) or for readers that know more ends than SMT-LIB.
+_ENDS = r"\n\r\v\f\x1c-\x1e\x85\u2028\u2029"
+_TOKEN = re.compile(rf"[()]|;[^{_ENDS}]*|[^\s();\"|]+|\r?\n|\r|[ \t]+|.", re.DOTALL)
 
 
 class WrongSpec(ValueError):
@@ -98,11 +100,17 @@ def _words(text: str) -> Iterator[Word]:
     line = 1
     for match in _TOKEN.finditer(text):
         word = match.group()
-        if word == "\n":
+        if word in ("\n", "\r", "\r\n"):
             line += 1
         elif word in ('"', "|"):
             raise WrongSpec(f"line {line}: {word} is not understood: names are words such as X_0, without quotes")
-        elif not word.isspace() and word[0] != ";":
+        elif word[0] in " \t;":
+            continue
+        elif word.isspace():
+            raise WrongSpec(
+                f"line {line}: the character U+{ord(word):04X} is not understood: use spaces, tabs and new lines"
+            )
+        else:
             yield Word(word, line)
 
 

@@ -12,8 +12,8 @@ Understood is what robustness of a classifier needs, of the older format of the 
 
 from __future__ import annotations
 
-import math
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -25,6 +25,7 @@ _NAME = re.compile(r"([XY])_(0|[1-9][0-9]{0,8})")
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE]([+-]?[0-9]+))?")
 #: Numbers beyond these would fill the memory as fractions: 1e999999999 has a billion digits.
 LONGEST, LARGEST_EXPONENT = 1000, 5000
+_LARGEST = Fraction(sys.float_info.max)
 _TURNED = {"<=": ">=", ">=": "<="}
 
 
@@ -215,7 +216,7 @@ def _comparison(claim: Group) -> tuple[str, Word | Group, Word | Group]:
 
 
 def _number(part: Word | Group, claim: Group) -> Fraction:
-    """The exact number that is written, one that float64 can hold as it is or rounded."""
+    """The exact number that is written, one between the largest numbers of float64 of either sign."""
     if isinstance(part, Group) and part.head == "-" and len(part.parts) == 2 and isinstance(part.parts[1], Word):
         return -_number(part.parts[1], claim)  # SMT-LIB writes negative numbers so
     found = _NUMBER.fullmatch(part.text) if isinstance(part, Word) and len(part.text) <= LONGEST else None
@@ -224,11 +225,7 @@ def _number(part: Word | Group, claim: Group) -> Fraction:
     if found[3] and (len(found[3]) > 9 or abs(int(found[3])) > LARGEST_EXPONENT):
         raise WrongSpec(f"line {claim.line}: {quoted(part)} is beyond what float64 can hold")
     value = Fraction(found[0])
-    try:
-        finite = math.isfinite(float(value))
-    except OverflowError:
-        finite = False
-    if not finite:
+    if abs(value) > _LARGEST:  # rounded outward, a little more would be infinite
         raise WrongSpec(f"line {claim.line}: {quoted(part)} is beyond what float64 can hold")
     return value
 
