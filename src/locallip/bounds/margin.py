@@ -65,7 +65,8 @@ def worst_logits(
         rise = up(rise) if outward else rise
     else:
         last = network.stages[-1]
-        rises = [_rise(op, trace.regions[k], y, form, steps, outward) for k, op in last.terms.items()]
+        at_once = AT_ONCE if trace.plan is None else trace.plan.numbers(AT_ONCE, len(y))
+        rises = [_rise(op, trace.regions[k], y, form, steps, outward, at_once) for k, op in last.terms.items()]
         rise = torch.stack(rises).sum(0)
     label = torch.nn.functional.one_hot(y, clean.shape[1]).bool()
     if not outward:
@@ -179,12 +180,12 @@ def lowered(trace: Trace, worst: Tensor, samples: Tensor, classes: Tensor, rise:
     return worst.index_put((samples, classes), torch.where(value < old, value, old))
 
 
-def _rise(op: LinearOp, region: Region, y: Tensor, form: MarginForm, steps: int, outward: bool) -> Tensor:
-    """max (w_i - w_y) . (z(x') - z(x)) over the region of one source, (B, C)."""
+def _rise(op: LinearOp, region: Region, y: Tensor, form: MarginForm, steps: int, outward: bool, at_once: int) -> Tensor:
+    """max (w_i - w_y) . (z(x') - z(x)) over the region of one source, (B, C); so many numbers are compared at once."""
     like = region.center
     classes = op.out_shape.numel()
     rows = op.adjoint(torch.eye(classes, dtype=like.dtype, device=like.device)).flatten(1)  # (C, h)
-    size = max(1, AT_ONCE // max(1, len(like) * rows.shape[1]))
+    size = max(1, at_once // max(1, len(like) * rows.shape[1]))
     parts = rows.split(size)
     slack = gamma(op.roundings + rows.shape[1] + 16, like.dtype) if outward else 0.0
 

@@ -21,6 +21,7 @@ from torch import Tensor
 from locallip.activations import Box, Varying
 from locallip.balls import L2, Ball, Domain, box_of
 from locallip.bounds.bends import Before
+from locallip.bounds.plan import MemoryPlan
 from locallip.bounds.region import Region, Trace
 from locallip.bounds.relaxation import LIMIT, Relaxation
 from locallip.network import Network, Stage
@@ -127,6 +128,7 @@ def propagate(
     relax: Relax | None = None,
     limit: float = LIMIT,
     keep_before: bool = False,
+    plan: MemoryPlan | None = None,
 ) -> Trace:
     """Bounds for every x' with ||x' - x|| <= eps in the norm of the ball, for x (B, *input_shape) and eps (B,).
 
@@ -136,7 +138,8 @@ def propagate(
     `intervals=False` takes the box around the ball alone, without the interval image: a valid box at a third of the cost.
     eps of shape (1,) serves all samples, and saves a batch of equal radii. `relax`, which needs `outward`, adds the lines of
     linear relaxation; "boxes" also sharpens with them the boxes of units that may bend, up to `limit` numbers.
-    `keep_before` keeps what slopes need without outward rounding too, for guesses.
+    `keep_before` keeps what slopes need without outward rounding too, for guesses. With a `plan` lines and slopes are looked
+    at in parts that fit the memory.
     """
     if x.shape[1:] != network.input_shape:  # layers over images take other sizes too, but have other norms there
         here, there = tuple(x.shape[1:]), tuple(network.input_shape)
@@ -157,7 +160,7 @@ def propagate(
     befores: list[Before] = []
     norms: dict[NormKey, Tensor] = {}
     balls = _Balls(regions[0].radius, box_radii, ceiling, outward, intervals)
-    relaxation = Relaxation(regions[0], limit) if relax else None
+    relaxation = Relaxation(regions[0], limit, plan) if relax else None
     for index, stage in enumerate(network.stages):
         keys = norm_keys(stage, index)
         center, error, box = _pre_activation(stage, regions, balls)
@@ -172,7 +175,7 @@ def propagate(
         if stage.activation is None:
             total_slope = lipschitz.expand(len(x))
             known = tuple(regions), tuple(boxes), tuple(masks), norms, center, error, total_slope, tuple(befores), box
-            return Trace(*known, relaxation)
+            return Trace(*known, relaxation, plan)
         boxes.append(box)
         masks.append(varying)
         if error is not None or keep_before:

@@ -68,7 +68,7 @@ class Pullback:
     """Upper bounds of (w_i - w_y) . (z' - z) for chosen samples and classes; made for a trace with outward rounding."""
 
     def __init__(self, network: Network, trace: Trace, depth: int | None = None):
-        self.regions = trace.regions
+        self.regions, self.plan = trace.regions, trace.plan
         self.widths = [width_of(region) for region in trace.regions]
         self.last, self.is_near = _Terms(network.stages[-1].terms, self.widths), depth == 1
         self.stages: dict[int, _Stage] = {}
@@ -81,11 +81,14 @@ class Pullback:
             if found is not None:
                 self.stages[k] = _Stage(found, before, stage.terms, self.widths)
                 reached.update(stage.terms)
+        #: Regions where the way ends.
+        self.ends = sorted(reached - set(self.stages))
 
     @property
     def units(self) -> int:
         """Numbers per sample and class."""
-        return sum(bend.low.shape[1] for stage in self.stages.values() for bend in stage.bends) + self.widths[0][0].numel()
+        bent = sum(bend.low.shape[1] for stage in self.stages.values() for bend in stage.bends)
+        return bent + sum(self.widths[k][0].numel() for k in self.ends)
 
     def __call__(self, samples: Tensor, classes: Tensor, labels: Tensor, steps: int, wanted: Wanted | None = None) -> Tensor:
         """max (w_i - w_y) . (z(x') - c) or larger for pairs of sample and class, all (n,); c is the last center.
@@ -95,7 +98,10 @@ class Pullback:
         found = torch.full(samples.shape, float("inf"), dtype=self.widths[0].dtype, device=samples.device)
         if not self.stages:
             return found
-        size = max(1, TOGETHER[samples.device.type if samples.device.type in TOGETHER else "cpu"] // self.units)
+        together = TOGETHER[samples.device.type if samples.device.type in TOGETHER else "cpu"]
+        if self.plan is not None:
+            together = self.plan.slope_numbers(together, len(self.widths[0]))
+        size = max(1, together // self.units)
         for some in torch.arange(len(samples), device=samples.device).split(size):
             pairs = samples[some], classes[some], labels[some]
             left, value = self._bound(*pairs, steps, None if wanted is None else wanted.of(some))
@@ -151,8 +157,7 @@ class Way:
                 share = both.gather(1, classes[:, None]) + both.gather(1, labels[:, None])
                 self.lost = self.lost + gamma(op.roundings + 8 + len(of.regions), dtype) * share[:, 0]
                 self.lost = self.lost + DUST * of.last.met[source][samples]
-        ends = [k for k in range(len(of.regions)) if k not in of.stages]
-        self.ends = {k: self._end(of.regions[k]) for k in ends}
+        self.ends = {k: self._end(of.regions[k]) for k in of.ends}
 
     def of_rows(self, rows: Tensor) -> Way:
         """The same way for some of the pairs, a mask or numbers of rows."""

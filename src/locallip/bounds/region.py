@@ -11,6 +11,7 @@ from torch import Tensor
 
 from locallip.activations import Box, Varying
 from locallip.bounds.bends import Before, taken
+from locallip.bounds.plan import MemoryPlan
 from locallip.norms import NormKey
 from locallip.rounding import up
 
@@ -46,7 +47,7 @@ class Trace:
     """Everything that `propagate` learned: a region per source, a box and masks per activation, a norm per term.
 
     `before` has what was known before each activation, with outward rounding only; `logits_box` holds every logit.
-    `relaxation` is the way back through lines, where it was asked for.
+    `relaxation` is the way back through lines, where it was asked for; `plan` says how much is looked at together.
     """
 
     regions: tuple[Region, ...]
@@ -59,6 +60,7 @@ class Trace:
     before: tuple[Before, ...] = ()
     logits_box: Box | None = None
     relaxation: Relaxation | None = None
+    plan: MemoryPlan | None = None
 
     def of(self, index: Tensor) -> Trace:
         """What was learned of the samples `index`, without the lines, which are about all of them."""
@@ -72,6 +74,7 @@ class Trace:
             taken(self.lipschitz, index),
             tuple(before.of(index) for before in self.before),
             None if self.logits_box is None else _box_of(self.logits_box, index),
+            plan=self.plan,
         )
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from locallip.activations import Box
 from locallip.bounds.bends import Before
 from locallip.bounds.lines import DUST, STEPS, Lines, Side, gaps, lines_of, summed, unstable
+from locallip.bounds.plan import MemoryPlan
 from locallip.bounds.pullback import met
 from locallip.bounds.region import Region, width_of
 from locallip.bounds.support import scaled_box, support
@@ -26,7 +27,7 @@ from locallip.network import Stage
 from locallip.ops import LinearOp, Patch
 from locallip.rounding import FLOOR, floored, gamma, up
 
-#: Numbers in one tensor on the way back; rows are taken in parts of that size.
+#: Numbers in one tensor on the way back; rows are taken in parts of that size, or of what a plan of the memory allows.
 TOGETHER = {"cpu": 2**22, "cuda": 2**27}
 #: Numbers per sample that sharpening the boxes of one stage may take: some tenths of a second on a CPU.
 LIMIT = 2.0**22
@@ -68,11 +69,14 @@ class _Affine:
 class Relaxation:
     """What is known of a network from the input up to some stage, made for pulling weights back; it grows with `learn`.
 
-    The boxes of a stage are sharpened for the samples where that takes no more than `limit` numbers.
+    The boxes of a stage are sharpened for the samples where that takes no more than `limit` numbers. With a `plan` rows and
+    windows are taken in parts that fit the memory.
     """
 
-    def __init__(self, first: Region, limit: float):
-        self.limit = limit
+    def __init__(self, first: Region, limit: float, plan: MemoryPlan | None = None):
+        self.limit, self.together = limit, TOGETHER[_kind(first.center.device)]
+        if plan is not None:
+            self.together = plan.numbers(self.together, len(first.center))
         self.regions, self.widths = [first], [width_of(first)]
         self.passed: list[_Step | None] = [None]
 
@@ -132,7 +136,7 @@ class Relaxation:
     def _by_patches(self, way: _Chain, affine: _Affine, units: Tensor) -> tuple[Tensor, Tensor]:
         """The same, where what a unit depends on is a small part of every map on the way."""
         samples, which = units.nonzero(as_tuple=True)
-        size = max(1, TOGETHER[_kind(units.device)] // (4 * way.largest))
+        size = max(1, self.together // (4 * way.largest))
         high = torch.full_like(affine.lost, float("inf"))
         low = high.clone()
         for some, unit in zip(samples.split(size), which.split(size), strict=True):
@@ -239,7 +243,7 @@ class Relaxation:
     def _room(self, stage: Stage) -> int:
         """Rows that are looked at together."""
         largest = max([stage.linear_shape.numel(), *(region.center.shape[1:].numel() for region in self.regions)])
-        return max(1, TOGETHER[_kind(self.regions[0].center.device)] // largest)
+        return max(1, self.together // largest)
 
     def _both(self, affine: _Affine, rows: Tensor, some: slice) -> tuple[Tensor, Tensor]:
         """The largest value of each row's function, and of its negative."""

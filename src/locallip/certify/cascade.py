@@ -205,7 +205,7 @@ class Certifier:
         x = as_batch(x, self.model, self.input_domain)
         radii = as_eps(eps, len(x), x.device)
         y = as_labels(y, len(x), self.classes, x.device)
-        inputs = _Inputs(x, y, radii, self.input_domain, self.batch_size)
+        inputs = _Inputs(x, y, radii, self.input_domain, self.prover.together(self.batch_size))
         with self.prover.held(self.model, "Certifier"), torch.inference_mode(False):  # the attack takes gradients
             cascade = _Cascade(inputs, self.prover, self.attack_steps, self._seed, self.watch)
             cascade.decide(self.branch_seconds)

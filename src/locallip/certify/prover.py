@@ -32,6 +32,7 @@ from locallip.bounds import (
     rises_by_lines,
     worst_logits,
 )
+from locallip.bounds.plan import plan_of
 from locallip.bounds.pullback import Pullback
 from locallip.certify.inputs import as_deployed, as_method, check_model, check_numbers, check_scale, check_shape
 from locallip.network import Digests, Network, bytes_of, check_no_cache, described, lower, lower_again, module_rule
@@ -124,6 +125,10 @@ class Prover:
         check_numbers(failure_prob, power_steps, seed)
         self._per_norm, self._power_steps = failure_prob / (self.network.num_norms * (1 + probes)), power_steps
         self.rule = _rule(self.guarantee, self.network, self._per_norm, power_steps, seed)
+        self.plan = plan_of(self.network, self.device)
+        if self.has_lines and not self.plan.images(1, lines=True):
+            self.has_lines = self.has_slopes = False
+            self.plan.warn_of(lines=True)
         # The starts of a proof must not depend on how it was decided to try it.
         self._guess = RitzNorm(GUESS_STEPS, seed=another_seed(seed))
         dense, last = dense_places(self.network), len(self.network.stages) - 1
@@ -152,6 +157,13 @@ class Prover:
         check_no_cache(model)
         if state_of(model, self.network) != self._state:
             raise RuntimeError(f"the model has changed since this {who} was made for it: make another one")
+
+    def together(self, batch_size: int) -> int:
+        """How many inputs are looked at together: as many as were asked for, or as fit the memory."""
+        found = self.plan.images(batch_size, lines=self.has_lines)
+        if not found:
+            self.plan.warn_of(lines=False)
+        return max(1, found)
 
     def seed_again(self, seed: int) -> None:
         """Begin new streams of random numbers; the bound over all inputs stays."""
@@ -194,6 +206,7 @@ class Prover:
                 outward=True,
                 relax=relax,
                 limit=LIMIT if self.has_norms else float("inf"),
+                plan=self.plan,
             )
 
     def margin(

@@ -192,7 +192,11 @@ class _Search:
     def __init__(self, finder: RadiusFinder, x: Tensor, y: Tensor):
         self.x, self.y = x, y
         self.prover, self.guide = finder.prover, finder.guide
-        self.domain, self.batch_size, self.seconds = finder.input_domain, finder.batch_size, finder.branch_seconds
+        self.domain, self.batch_size, self.seconds = (
+            finder.input_domain,
+            finder.prover.together(finder.batch_size),
+            finder.branch_seconds,
+        )
         self.finite = torch.isfinite(x.flatten(1)).all(1)
         self.bendable = torch.zeros_like(self.finite)  # where boxes are sharpened by lines
 

@@ -19,6 +19,7 @@ from locallip.norms.definite import eigenvalue_bound
 from locallip.norms.gram import Gram, Slabs, best_slabs, factorization_cost
 from locallip.norms.lanczos import Lanczos, LanczosNorm
 from locallip.ops import LinearOp, Masked
+from locallip.room import free_bytes
 from locallip.rounding import gamma, up
 
 #: What is added to a guess of t^2, the least that was enough counts: one from a nearly complete basis is close to rounding.
@@ -121,6 +122,8 @@ class CholeskyNorm(ProvenRule):
     def _parts(self, count: int, bytes_each: int, device: torch.device) -> Iterator[slice]:
         """So many samples at a time as there is room for."""
         memory = self.memory * (16 if device.type == "cuda" else 1)
+        while memory > self.memory and memory > free_bytes(device) / 2:
+            memory //= 2
         size = max(1, memory // bytes_each)
         return (slice(first, min(first + size, count)) for first in range(0, count, size))
 
