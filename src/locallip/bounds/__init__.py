@@ -15,7 +15,6 @@ from locallip.bounds.propagate import (
     norm_keys,
     propagate,
 )
-from locallip.bounds.pullback import Pullback
 from locallip.bounds.region import Region, Trace
 from locallip.bounds.relaxation import LIMIT
 from locallip.bounds.support import support
@@ -28,7 +27,6 @@ __all__ = [
     "GlobalBound",
     "MarginForm",
     "PartlyLocal",
-    "Pullback",
     "Region",
     "Relax",
     "Trace",
