@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import Mapping, Sequence
 from json import dumps
@@ -31,6 +32,7 @@ def answer(
     json: bool,
 ) -> None:
     """Decide every file and print the answers; `options` are those of a `Certifier`."""
+    check(os.environ.get("WORLD_SIZE", "1") == "1", "--vnnlib is for one process: leave torchrun out")
     specs = {path: read_spec(path) for path in files}  # what is wrong with one is said before the first is decided
     network, about = network_of(model)
     place = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
