@@ -19,10 +19,11 @@ def free_bytes(device: torch.device) -> float:
 
 def _free_on_gpu(device: torch.device) -> float:
     """What the driver has left, and what torch keeps for reuse, within the share of the GPU that the process may take."""
-    free, total = torch.cuda.mem_get_info(device)
-    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    index = torch.cuda.current_device() if device.index is None else device.index
+    free, total = torch.cuda.mem_get_info(index)
+    kept = torch.cuda.memory_reserved(index) - torch.cuda.memory_allocated(index)
     share = getattr(torch.cuda, "get_per_process_memory_fraction", None)
-    allowed = math.inf if share is None else share(device) * total - torch.cuda.memory_allocated(device)
+    allowed = math.inf if share is None else share(index) * total - torch.cuda.memory_allocated(index)
     return float(max(0.0, min(free + kept, allowed)))
 
 
