@@ -30,8 +30,9 @@ from benchmarks.bounds import RANDOM, brought
 from benchmarks.enumeration import TooMany, exact_lipschitz, weights_of
 from benchmarks.lipsdp import TooLarge, lipsdp
 
+import locallip as ll
 from locallip.arithmetic import exact_arithmetic
-from locallip.bounds import Trace, jacobian_bounds, propagate
+from locallip.bounds import Trace, jacobian_bounds, multiplier_bounds, propagate
 from locallip.bounds.jacobian import JacobianWay, known
 from locallip.bounds.slopes import UnitSlopes
 from locallip.certify.prover import Prover
@@ -74,6 +75,10 @@ def values(model: nn.Module, x: Tensor, eps: float, with_lipsdp: bool) -> Iterat
         with exact_arithmetic():
             return jacobian_bounds(network, kept[boxes], ways).tolist()
 
+    def multipliers(boxes: str) -> list[float]:
+        with exact_arithmetic():
+            return torch.minimum(multiplier_bounds(network, kept[boxes]), kept[boxes].lipschitz).tolist()
+
     yield "product, all inputs", "", lambda: [float(prover.ceiling.total)] * len(x)
     yield "product", "the paper's", lambda: product("the paper's")
     for boxes in ("sequential", "sharpened"):
@@ -81,7 +86,8 @@ def values(model: nn.Module, x: Tensor, eps: float, with_lipsdp: bool) -> Iterat
         yield "absolute values", boxes, lambda boxes=boxes: slopes(boxes, "absolute")
         yield "intervals", boxes, lambda boxes=boxes: slopes(boxes, "intervals")
         yield "middles", boxes, lambda boxes=boxes: slopes(boxes, "middle")
-    yield "auto", "sharpened", lambda: slopes("sharpened", "intervals", "middle")
+    yield "multipliers", "sharpened", lambda: multipliers("sharpened")
+    yield "auto", "sharpened", lambda: ll.local_lipschitz(model, x, eps, seed=0).tolist()
     if isinstance(model, nn.Sequential) and with_lipsdp:
         yield "LipSDP", "sharpened", lambda: [semidefinite(model, prover, kept["sharpened"], i) for i in range(len(x))]
     if isinstance(model, nn.Sequential) and x[0].numel() <= 10:

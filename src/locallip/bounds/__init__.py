@@ -4,6 +4,7 @@ from locallip.bounds.branching import branched
 from locallip.bounds.deployed import deployed_error
 from locallip.bounds.jacobian import fits, jacobian_bounds
 from locallip.bounds.margin import SLOPE_STEPS, MarginForm, WorstLogits, rises_by_lines, worst_logits
+from locallip.bounds.multipliers import multiplier_bounds
 from locallip.bounds.propagate import (
     BoxRadii,
     CeilingNorm,
@@ -37,6 +38,7 @@ __all__ = [
     "fits",
     "global_bound",
     "jacobian_bounds",
+    "multiplier_bounds",
     "norm_keys",
     "propagate",
     "rises_by_lines",

@@ -52,7 +52,7 @@ def jacobian_bounds(network: Network, trace: Trace, ways: Sequence[JacobianWay] 
         parts = known(network, trace, some)
         for way in ways:
             found = Middle(parts).bound() if way == "middle" else Intervals(parts, signs=way == "intervals").bound()
-            bound[some] = torch.minimum(bound[some], found.nan_to_num(float("inf")))
+            bound[some] = torch.minimum(bound[some], found.nan_to_num(float("inf"), float("inf")))
     return bound
 
 

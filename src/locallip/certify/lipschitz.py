@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from locallip.arithmetic import exact_arithmetic
 from locallip.balls import Domain
-from locallip.bounds import fits, jacobian_bounds
+from locallip.bounds import fits, jacobian_bounds, multiplier_bounds
 from locallip.certify.inputs import Eps, as_batch, as_domain, as_eps, as_lipschitz_method, check_batch_size
 from locallip.certify.prover import Prover
 from locallip.norms import Guarantee
@@ -40,8 +40,9 @@ def local_lipschitz(
 
     `method`: "product" multiplies the norms of layers without the units that cannot change (the paper's bound, with
     sequential radii). "jacobian" follows the rows of the Jacobian back through the network with the slopes that each unit
-    can have in its box, which linear relaxation sharpens first; a sample takes as many numbers as outputs times units of
-    the largest layer. "auto" takes the smaller of both, and "product" alone where the rows do not fit.
+    can have in its box, which linear relaxation sharpens first, and where few units bend by a semidefinite bound; a sample
+    takes as many numbers as outputs times units of the largest layer. "auto" takes the smaller of both, and "product" alone
+    where the rows do not fit.
     """
     check_batch_size(batch_size)
     as_lipschitz_method(method)
@@ -69,7 +70,7 @@ def _bound(prover: Prover, x: Tensor, eps: Tensor, domain: Domain, method: Lipsc
         return prover.trace(x, eps, domain=domain).lipschitz
     trace = prover.trace(x, eps, domain=domain, relax="boxes")
     with exact_arithmetic():
-        bound = jacobian_bounds(prover.network, trace)
+        bound = torch.minimum(jacobian_bounds(prover.network, trace), multiplier_bounds(prover.network, trace))
     return torch.minimum(bound, trace.lipschitz) if method == "auto" else bound
 
 
