@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 import locallip as ll
-from locallip.bounds import Pullback, Trace, margin, worst_logits
-from locallip.bounds.pullback import Wanted
+from locallip.bounds import Trace, margin, worst_logits
+from locallip.bounds.pullback import Pullback, Wanted
 from locallip.certify import Certifier
 from locallip.certify.prover import Prover, lead
 from locallip.data import load_images, pixels
