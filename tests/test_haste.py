@@ -77,16 +77,15 @@ def test_rows_that_are_given_up_are_those_that_are_far() -> None:
     assert torch.allclose(hasty[1::2], found[1::2], rtol=1e-3)
 
 
-def certified(network: str, method: str, insists: bool = False, count: int = 8) -> Tensor:
+def certified(network: str, method: str, count: int = 8) -> Tensor:
     model, digits = ll.load_model(network), load_images("embedded", "test")
     x, y = pixels(digits.images[:count]), digits.labels[:count]
     certifier = Certifier(model, x.shape[1:], method=method, attack_steps=0, seed=0)  # type: ignore[arg-type]
-    certifier.prover.insists = insists
     return certifier(x, y, "1.58").certified
 
 
 def test_auto_certifies_real_images_that_the_local_bound_certifies() -> None:
-    local, hasty, patient = (certified("mnist-4c3f-local-g", *how) for how in (("local",), ("auto",), ("auto", True)))
+    local, hasty, patient = (certified("mnist-4c3f-local-g", method) for method in ("local", "auto", "thorough"))
     assert bool((hasty | ~local).all())
     assert bool((patient | ~hasty).all())
     assert 0 < int(local.sum()) < len(local)
@@ -101,3 +100,20 @@ def test_what_lines_do_not_prove_is_left_to_norms() -> None:
         radii = ll.certified_radius(model, x, y, guarantee="deterministic", method="local") * 0.999
         found = ll.certify(model, x, y, radii, guarantee="deterministic", attack_steps=0)
         assert bool(found.certified.all())
+
+
+def test_thorough_certifies_what_auto_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With thresholds that give up everything that is open, auto is left with plain bounds and thorough is not."""
+    monkeypatch.setattr(margin, "SMALL", 0)
+    monkeypatch.setattr(margin, "FAR", -1.0)
+    monkeypatch.setattr(margin, "FAR_BEHIND", -1.0)
+    counts = {"auto": 0, "thorough": 0}
+    for seed in range(4):
+        model, shape = random_network("dense", "relu", seed, 1.0)
+        x = torch.rand(6, *shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        y = model.double()(x).argmax(1)
+        radii = ll.certified_radius(model, x, y, guarantee="deterministic", method="local") * 1.2
+        for method in counts:
+            found = ll.certify(model, x, y, radii, guarantee="deterministic", attack_steps=0, method=method)  # type: ignore[arg-type]
+            counts[method] += int(found.certified.sum())
+    assert counts["auto"] < counts["thorough"]

@@ -106,6 +106,7 @@ def certify(
     `attack_steps=0` leaves the attack out. The statement is about the network in real arithmetic with the stored weights
     (docs/soundness.md); `deployed_dtype="float32"` makes CERTIFIED hold for the float32 program as well, at every x' that
     float32 can hold. `method="local"` keeps to the paper's bound and "lines" to linear relaxation; each proves less.
+    "auto" gives up searches that look hopeless, and "thorough" none: it takes longer and proves more.
     With `branch_seconds` branch and bound is tried on what nothing else decides, for about so long per input. The smaller
     the network, the more it decides; what it decides follows from the time that it is given.
 

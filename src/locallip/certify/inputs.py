@@ -164,8 +164,8 @@ def as_deployed(dtype: object) -> torch.dtype | None:
 
 
 def as_method(method: object) -> str:
-    if method not in ("auto", "local", "lines"):
-        raise ValueError(f"method must be 'auto', 'local' or 'lines', got {method!r}")
+    if method not in ("auto", "thorough", "local", "lines"):
+        raise ValueError(f"method must be 'auto', 'thorough', 'local' or 'lines', got {method!r}")
     return str(method)
 
 
@@ -180,7 +180,7 @@ def as_seconds(seconds: object, method: str) -> float:
     if isinstance(seconds, bool) or not isinstance(seconds, numbers.Real) or not 0 <= float(seconds) < math.inf:
         raise ValueError(f"branch_seconds must be a number of at least 0, got {seconds!r}")
     if seconds and method == "local":
-        raise ValueError("branch_seconds: branch and bound is left out by method='local'; use 'auto' or 'lines'")
+        raise ValueError("branch_seconds: branch and bound is left out by method='local'; use 'auto', 'thorough' or 'lines'")
     return float(seconds)
 
 

@@ -43,8 +43,9 @@ from locallip.rounding import gamma, up
 #: all layers, to a smaller tolerance where norms are found by Lanczos.
 LocalLayers = Literal["none", "dense", "all", "closely"]
 #: "local" is the paper's bound, "lines" linear relaxation alone (bounds/relaxation.py); "auto" takes both, and also lets
-#: slopes pull the worst logits back through the network (bounds/pullback.py).
-Method = Literal["auto", "local", "lines"]
+#: slopes pull the worst logits back through the network (bounds/pullback.py). Where only a verdict is asked for, "auto"
+#: gives up early what will hardly be shown, and "thorough" nothing.
+Method = Literal["auto", "thorough", "local", "lines"]
 #: Boxes are sharpened by lines where these, with boxes as they are, let classes rise by less than this share of what norms
 #: do. Few inputs of networks that were trained with the local bound come below, and most of others do.
 PROMISING = 0.5
@@ -109,8 +110,8 @@ class Prover:
         self.has_norms = self.method != "lines"
         # What a proof that is repeated may change: whether lines or norms are tried, and how long slopes are looked for.
         self.leaning, self.slope_steps = 1.0, SLOPE_STEPS
-        # Where a verdict alone is asked for, what will hardly be shown is given up early; a repetition may insist.
-        self.insists = False
+        # Where a verdict alone is asked for, what will hardly be shown is given up early, but by those who insist.
+        self.insists = self.method == "thorough"
         check_model(model)
         check_shape(input_shape)
         self.device = device or next((p.device for p in model.parameters()), torch.device("cpu"))

@@ -165,7 +165,7 @@ _CHECKS: Checks = {
     "attack_steps": is_whole(0),
     "power_steps": is_whole(1),
     "radii": is_bool,
-    "method": lambda value: value in ("auto", "local", "lines"),
+    "method": lambda value: value in ("auto", "thorough", "local", "lines"),
     "branch_seconds": lambda value: type(value) in (int, float) and 0 <= value <= MOST_SECONDS,
     "deployed_dtype": lambda value: value in (None, "float32"),
     "structure": lambda value: isinstance(value, str),

@@ -17,8 +17,8 @@ COLUMNS: tuple[tuple[Guarantee, str, str], ...] = (
     (Guarantee.ESTIMATE, "local", "Estimate, paper's bound"),
     (Guarantee.HIGH_PROBABILITY, "local", "High probability, paper's bound"),
     (Guarantee.DETERMINISTIC, "local", "Deterministic, paper's bound"),
-    (Guarantee.HIGH_PROBABILITY, "auto", "High probability, with slopes"),
-    (Guarantee.DETERMINISTIC, "auto", "Deterministic, with slopes"),
+    (Guarantee.HIGH_PROBABILITY, "auto", "High probability, auto"),
+    (Guarantee.DETERMINISTIC, "auto", "Deterministic, auto"),
 )
 HEAD = ("Network", "eps", "Images", "Correct", *(title for *_, title in COLUMNS), "Hardware")
 EMPTY = "—"

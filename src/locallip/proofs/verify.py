@@ -143,7 +143,7 @@ def _lean(certifier: Certifier, attempt: int) -> None:
     """
     certifier.prover.leaning = LEANINGS[attempt % len(LEANINGS)]
     certifier.prover.slope_steps = SLOPE_STEPS * 2 ** min(attempt, 3)
-    certifier.prover.insists = attempt > 0
+    certifier.prover.insists = attempt > 0 or certifier.prover.method == "thorough"
 
 
 def _radius_again(row: Row, certifier: Certifier, images: ImageSet, settings: Settings, device: torch.device) -> list[str]:
