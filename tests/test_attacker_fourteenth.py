@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import random
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,13 +14,18 @@ import torch
 from torch import Tensor, nn
 
 import locallip as ll
+from locallip.activations import Box, Unitwise, Varying
+from locallip.answering import _told
+from locallip.arithmetic import exact_arithmetic
 from locallip.bounds import jacobian as jacobian_module
+from locallip.bounds import pullback, worst_logits
 from locallip.certify.prover import Prover
 from locallip.network import Affine
 from locallip.ops import Dense, Diagonal, LinearOp
-from locallip.vnnlib import Decider, WrongSpec
+from locallip.vnnlib import Answer, Decider, WrongSpec
 from locallip.vnnlib.deciding import outer_box
 from locallip.vnnlib.spec import parsed
+from tests import test_attacker as first
 from tests.onnx_graphs import Graph, written
 from tests.test_vnnlib import box, declared, reached
 
@@ -207,3 +214,154 @@ def test_a_turned_layer_of_ones_own_has_no_slope_above_its_bound() -> None:
     assert true == pytest.approx(100.0)
     for way in ("jacobian", "auto"):
         assert float(ll.local_lipschitz(model, x, 0.1, method=way, guarantee="deterministic")) >= true  # type: ignore[arg-type]
+
+
+def test_a_bound_that_overflows_is_infinite() -> None:
+    """The slope is 1e400; the bound by the Jacobian was the largest number of float64, 1.8e308."""
+    model = nn.Sequential(linear([[1e200], [-1e200]]), nn.Hardtanh(), linear([[1e200, 0.0], [0.0, 1e200]]))
+    for way in ("product", "jacobian", "auto"):
+        found = ll.local_lipschitz(model, torch.zeros(2, 1, dtype=DOUBLE), 1e-200, method=way, guarantee="deterministic")  # type: ignore[arg-type]
+        assert found.tolist() == [math.inf, math.inf]
+
+
+# Wild networks of one input, against their exact pieces -----------------------------------------------------------------
+
+
+def wild_layers(draw: random.Random, classes: int) -> list[nn.Module]:
+    """Scales of 2^-300 to 2^830 in one network, sums of 1e16 + 1 - 1e16, thresholds that tie."""
+    kind, layers, last, width = draw.choice([0, 0, 1, 2]), list[nn.Module](), 1, draw.choice([2, 4])
+    scales = ((1.0, 1e8, 1e-8), (1.0, 2.0**250, 2.0**-250, 2.0**100), (2.0**830, 2.0**-300, 1e150, 1.0))[kind]
+    for out in [width] * draw.choice([1, 2, 3]) + [classes]:
+        scale, shift = draw.choice(scales), draw.choice([0.0, 1.0, 1e15, 1e-300])
+        weight = [
+            [first._number(draw, scale) * draw.choice([1, 1, 1, 1e16, -1e16]) for _ in range(last)] for _ in range(out)
+        ]
+        layers += [first.linear(weight, [first._number(draw, shift) for _ in range(out)]), first._activation(draw, width)]
+        last = out
+    return layers[:-1]
+
+
+def wild_prover(draw: random.Random, layers: list[nn.Module], **options: Any) -> Prover | None:
+    """None for networks that are refused: weights near underflow, values that are not finite."""
+    try:
+        return Prover(nn.Sequential(*layers), (1,), draw.choice(["deterministic", "high_probability"]), seed=0, **options)
+    except ValueError:
+        return None
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_no_piece_is_steeper_than_any_way_says(seed: int) -> None:
+    """Boxes as they are and sharpened, balls of 0 to 1e10: every bound is at least the steepest exact slope, or infinite."""
+    draw = random.Random(seed)
+    layers = wild_layers(draw, draw.choice([2, 3]))
+    x, eps = draw.choice([0.0, 1.0, 1e8, 1e-300]), draw.choice([1e-300, 1e-12, 1e-3, 1.0, 1e10])
+    prover = wild_prover(draw, layers)
+    if prover is None:
+        return
+    steepest = first.Pieces(Fraction(x) - Fraction(eps), Fraction(x) + Fraction(eps), layers).steepest_squared()
+    for relax in (None, "boxes"):
+        trace = prover.trace(first.tensor([[x]]), first.tensor([eps]), relax=relax)  # type: ignore[arg-type]
+        with exact_arithmetic():
+            for way in ("absolute", "intervals", "middle"):
+                bound = float(jacobian_module.jacobian_bounds(prover.network, trace, (way,)))  # type: ignore[arg-type]
+                assert math.isinf(bound) or Fraction(bound) ** 2 >= steepest
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_what_is_given_up_early_is_no_wrong_bound(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Verdicts alone, in batches with NaN, ties and other radii, in small parts: no class rises above its worst logit."""
+    draw = random.Random(seed)
+    monkeypatch.setattr("locallip.bounds.margin.SMALL", draw.choice([0, 0, 2**14]))
+    monkeypatch.setattr("locallip.bounds.margin.AT_ONCE", draw.choice([1, 30, 2**28]))
+    monkeypatch.setitem(pullback.TOGETHER, "cpu", draw.choice([1, 50, 2**23]))
+    count, classes = draw.choice([1, 4, 5]), draw.choice([2, 3, 5])
+    layers = wild_layers(draw, classes)
+    prover = wild_prover(draw, layers, deployed_dtype=draw.choice([None, "float32"]), norm=draw.choice(["2", "inf"]))
+    if prover is None:
+        return
+    x = [draw.choice([0.0, 1.0, draw.gauss(0, 1), 1e8, math.nan]) for _ in range(count)]
+    eps, y = [draw.choice([1e-6, 0.1, 1.0, 10.0]) for _ in x], torch.tensor([draw.randrange(classes) for _ in x])
+    for relax in (None, "boxes"):
+        trace = prover.trace(first.tensor([[v] for v in x]), first.tensor(eps), relax=relax)  # type: ignore[arg-type]
+        wanted = prover._wanted(trace, y) if draw.random() < 0.7 else torch.zeros(count, dtype=DOUBLE)
+        with exact_arithmetic():
+            worst = worst_logits(prover.network, trace, y, outward=True, slope_steps=5, wanted=wanted).worst
+        for i in range(count):
+            if math.isnan(x[i]):
+                assert not torch.isfinite(worst[i]).all()
+                continue
+            pieces = first.Pieces(Fraction(x[i]) - Fraction(eps[i]), Fraction(x[i]) + Fraction(eps[i]), layers)
+            for rival in range(classes):
+                said = float(worst[i, rival]), float(worst[i, y[i]])
+                if rival != int(y[i]) and all(map(math.isfinite, said)):
+                    assert Fraction(said[0]) - Fraction(said[1]) >= highest(pieces, rival, int(y[i]))
+
+
+def highest(pieces: first.Pieces, rival: int, label: int) -> Fraction:
+    """The largest lead of the rival over the label."""
+    parts = zip(pieces.cuts, pieces.cuts[1:], pieces.lines, strict=False)
+    return max(first._at(first._minus(z[rival], z[label]), end) for *ends, z in parts for end in ends)
+
+
+# Layers of one's own ---------------------------------------------------------------------------------------------------
+
+
+class Folded(nn.Module):
+    """|z|."""
+
+    def forward(self, z: Tensor) -> Tensor:
+        return z.abs()
+
+
+class FoldedRule(Unitwise):
+    """Every unit varies, which needs no batch: the first dimension is 1, or missing."""
+
+    masks: tuple[int, ...] = (1, 4)
+
+    def __call__(self, z: Tensor) -> Tensor:
+        return z.abs()
+
+    def image(self, box: Box) -> Box:
+        ends = torch.minimum(box.lower.abs(), box.upper.abs()), torch.maximum(box.lower.abs(), box.upper.abs())
+        return Box(torch.where((box.lower <= 0) & (box.upper >= 0), 0.0, ends[0]), ends[1])
+
+    def varying(self, box: Box) -> Varying:
+        ones = torch.ones(self.masks, dtype=torch.bool)
+        return Varying(ones, ones)
+
+
+@ll.register_layer(Folded)
+def _folded(module: Folded, in_shape: torch.Size, like: Tensor) -> FoldedRule:
+    return FoldedRule()
+
+
+@pytest.mark.parametrize("masks", [(1, 4), (4,), (), (3, 4)])
+def test_masks_for_all_samples_or_without_any(masks: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four units and a batch of four, so that units could be taken for samples. Each of these ended in an error of torch."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), Folded(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 3)).double()
+    x = torch.randn(4, 4, dtype=DOUBLE)
+    expected = [ll.certified_radius(model, row[None], model(row[None]).argmax(1), guarantee="deterministic") for row in x]
+    monkeypatch.setattr(FoldedRule, "masks", masks)
+    if masks != (1, 4):
+        with pytest.raises(ValueError, match="'varying' of the activation behind '1' gives masks of shape"):
+            ll.certified_radius(model, x, model(x).argmax(1))
+        return
+    found = ll.certified_radius(model, x, model(x).argmax(1), guarantee="deterministic")
+    torch.testing.assert_close(found, torch.cat(expected), rtol=0.05, atol=0)
+    bounds = ll.local_lipschitz(model, x, 0.1, guarantee="deterministic")
+    for point, bound in zip(x, bounds, strict=True):
+        jacobian = torch.autograd.functional.jacobian(model, point)
+        assert float(torch.linalg.matrix_norm(jacobian, ord=2)) <= float(bound)
+
+
+# What is printed -------------------------------------------------------------------------------------------------------
+
+
+def test_a_lead_that_is_told_is_proved_and_a_name_makes_no_line() -> None:
+    """0.123456 was "at least 0.1235", and a file called "a\\nunsat" had a second answer."""
+    found = Answer("unsat", "lines", 0.123456, 1.0)
+    told = _told(Path("a\nunsat.vnnlib"), found, {"guarantee": "deterministic"}, "")
+    assert told == "unsat\n; a?unsat.vnnlib: by lines, guarantee deterministic, the label's lead at least 0.1234, 1.0 s"
+    unknown = _told(Path("b"), Answer("unknown", "nothing", -0.123456, 1.0), {"guarantee": "deterministic"}, "")
+    assert "at least -0.1235" in unknown

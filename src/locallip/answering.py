@@ -16,6 +16,7 @@ from locallip.certify.prover import fingerprint
 from locallip.network import UnsupportedLayer
 from locallip.norms import LayerTooLarge
 from locallip.options import check
+from locallip.proofs.summary import shown
 from locallip.provenance import environment
 from locallip.vnnlib import Answer, Decider, WrongSpec, read_spec
 from locallip.zoo import WrongModel
@@ -59,13 +60,14 @@ def answer(
 
 
 def _told(path: Path, found: Answer, options: Mapping[str, Any], left_out: str) -> str:
-    """The word of the competition, then what it rests on; under sat the point."""
+    """The word of the competition, then what it rests on; under sat the point. No name of a file makes a line of its own."""
+    name = "".join(letter if letter.isprintable() else "?" for letter in path.name)
     if found.result == "sat":
         outputs = f", outputs are those before the {left_out} at the end" if left_out else ""
-        return f"sat\n{found.witness()}\n; {path.name}: found by {found.by}, {found.seconds:.1f} s{outputs}"
+        return f"sat\n{found.witness()}\n; {name}: found by {found.by}, {found.seconds:.1f} s{outputs}"
     rests = f"by {found.by}, guarantee {options['guarantee']}" if found.result == "unsat" else "neither proved nor broken"
-    lead = "" if found.margin is None else f", the label's lead at least {found.margin:.4g}"
-    return f"{found.result}\n; {path.name}: {rests}{lead}, {found.seconds:.1f} s"
+    lead = "" if found.margin is None else f", the label's lead at least {shown(found.margin)}"
+    return f"{found.result}\n; {name}: {rests}{lead}, {found.seconds:.1f} s"
 
 
 def check_alone(given: Mapping[str, object]) -> None:

@@ -88,6 +88,20 @@ def check_exact(network: Network) -> None:
             )
 
 
+def _masks(stage: Stage, box: Box) -> Varying:
+    """Those of a stage, one for each sample, though a layer of one's own may give the same one for all."""
+    assert stage.activation is not None
+    found = stage.activation.varying(box)
+    batch, dims = len(box.lower), box.lower.dim()
+    for mask in found:
+        if mask.dim() != dims or len(mask) not in (1, batch):
+            raise ValueError(
+                f"'varying' of the activation behind '{stage.name}' gives masks of shape {tuple(mask.shape)} for boxes of "
+                f"shape {tuple(box.lower.shape)}: the first dimension must be that of the samples"
+            )
+    return Varying(*(mask.expand(batch, *mask.shape[1:]) for mask in found))
+
+
 def norm_keys(stage: Stage, index: int) -> dict[int, NormKey]:
     """The key of each term of a stage, by source."""
     return {source: NormKey(index, source, stage.layers.get(source, stage.name)) for source in stage.terms}
@@ -104,7 +118,7 @@ def global_bound(network: Network, norm: NormRule, like: Tensor, *, outward: boo
     for index, stage in enumerate(network.stages):
         inputs, out = None, None
         if stage.activation is not None:
-            inputs, out = stage.activation.varying(Box.everything(stage.linear_shape, like))
+            inputs, out = _masks(stage, Box.everything(stage.linear_shape, like))
         keys = norm_keys(stage, index)
         for source, op in stage.terms.items():
             norms[keys[source]] = norm(Masked(op, inputs, outputs[source]), keys[source], one)
@@ -166,7 +180,7 @@ def propagate(
         center, error, box = _pre_activation(stage, regions, balls)
         if relaxation is not None and relax == "boxes" and error is not None:
             box = relaxation.sharpened(stage, center, error, box)
-        varying = Varying(None, None) if stage.activation is None else stage.activation.varying(box)  # type: ignore[arg-type]
+        varying = Varying(None, None) if stage.activation is None else _masks(stage, box)  # type: ignore[arg-type]
         for source, op in stage.terms.items():
             value = norm(Masked(op, varying.inputs, regions[source].outputs), keys[source], eps)
             norms[keys[source]] = value if ceiling is None else torch.minimum(value, ceiling.norms[keys[source]])

@@ -26,7 +26,7 @@ from locallip.proofs.journal import begin, chunks_of, continued, grow, seed_of, 
 from locallip.proofs.rows import Row, read_rows, replace_rows
 from locallip.proofs.settings import Settings, compared, mark_of, read_about, structure_of, write_about
 from locallip.proofs.shared import forget, grow_together, recovered
-from locallip.proofs.summary import summarize
+from locallip.proofs.summary import shown, summarize
 from locallip.provenance import environment, hardware, others_gb
 
 #: Images per chunk, in batches: the cascade packs what is undecided of a chunk into full batches. Large batches are for
@@ -107,7 +107,7 @@ def _certify_images(
     chunks = chunks_of(len(images), chunk)
     rows, done = _found(job, settings, known, chunks, images)
     before = len(rows) + sum(map(len, done.values()))
-    say(f"bound over all inputs: {certifier.global_lipschitz:.4g}; {len(images) - before} images to go")
+    say(f"bound over all inputs: {shown(certifier.global_lipschitz, upwards=True)}; {len(images) - before} images to go")
     certifier.watch = _now_and_then(say)
 
     def work(chunk: slice) -> list[Row]:
