@@ -2,12 +2,18 @@
 
     python benchmarks/scaling.py                       all axes on this machine's GPU, or its CPU; exponents are fitted
     python benchmarks/scaling.py --axes batch,side --jobs 5
+    python benchmarks/scaling.py --lines               lines and the method "auto" on all axes but batch, and on 6C2F
     python benchmarks/scaling.py --ranks 1,2,4         training and certification in several processes on the CPU
 
 The network has `depth` 3x3 convolutions of `width` channels at the full side, two of stride 2 and two dense layers, with
 ReLU-theta between them. One axis moves at a time, the others stay at the middle case. A certificate is the local bound under
 high_probability, for images that the bound over all inputs does not decide. Each case runs in a process of its own, so that
 memory and compiled code are its own; on a GPU several may compile at once (--jobs), but only one at a time is measured.
+
+With --lines a certificate is the verdict by lines with sharpened boxes, slopes included, for LINES_BATCH images in a ball
+that norms leave open. Beside seconds and peak bytes stands what the plan of the memory said beforehand. 6C2F stands for
+CIFAR-10 as a whole: all of `method="auto"` under either guarantee with the weights that come along, if need be with
+random pixels; --memory GB is all that is free.
 """
 
 from __future__ import annotations
@@ -35,6 +41,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import record
 
+from locallip.bounds.plan import MemoryPlan
+from locallip.bounds.relaxation import TOGETHER
 from locallip.certify import Certifier
 from locallip.data import ImageSet, load_images
 from locallip.models import build_model, convolutional_network, num_parameters
@@ -50,6 +58,10 @@ from locallip.zoo import load_model
 MIDDLE = Setting(1e-4, 0.1, 0.8)
 #: Images behind which saved vectors are kept; their number costs memory alone, which is known beforehand.
 SAMPLES = 4
+#: Images of a certificate by lines, the radius of their balls as a share of what norms certify, and the axes.
+LINES_BATCH, BEYOND, LINES_AXES = 4, 1.5, ("width", "depth", "side", "classes")
+#: Images of CIFAR-10, certified in batches of the usual size.
+WHOLE_IMAGES = {"cuda": 512, "cpu": 8}
 
 
 @dataclass(frozen=True)
@@ -161,6 +173,95 @@ def measure(case: Case, device: torch.device, lock: Path, steps: int) -> dict[st
     return found
 
 
+def measure_lines(case: Case, device: torch.device, lock: Path) -> dict[str, float]:
+    """Seconds and peak bytes of verdicts by lines, and what the plan said."""
+    torch.manual_seed(0)
+    shape = (3, case.side, case.side)
+    model = network(case).eval().to(device)
+    certifier = Certifier(model, shape, guarantee="estimate", power_steps=20, attack_steps=0, seed=0, method="lines")
+    prover, plan = certifier.prover, certifier.prover.plan
+    x = some_images(LINES_BATCH, shape, case.classes, device).pixels.to(device).permute(0, 3, 1, 2).double() / 255
+    logits = prover.clean_logits(x)[0]
+    y, first = logits.argmax(1), logits.topk(2).values
+    eps = BEYOND * (first[:, 0] - first[:, 1]) / (2**0.5 * prover.ceiling.total)
+    before = memory_of(device)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        begin = time.perf_counter()
+        found = prover.margin(x, y, eps, local="none", relax="boxes", verdict=True)
+        wait_for(device)
+        seconds = time.perf_counter() - begin
+    return {
+        "lines_seconds": seconds / LINES_BATCH,
+        "lines_bytes": memory_of(device) - before,
+        "lines_bytes_said": float(said(plan, LINES_BATCH, device)),
+        "units": float(plan.units),
+        "certified_by_lines": float((found.worst > 0).double().mean()),
+    }
+
+
+def said(plan: MemoryPlan, images: int, device: torch.device) -> int:
+    """Bytes that lines take at most, by the plan: images, and a part on the way back."""
+    return images * plan.image(lines=True) + int(plan.each * plan.numbers(TOGETHER[device.type], images))
+
+
+def measure_whole(guarantee: str, device: torch.device, data_root: Path | None, memory: float) -> dict[str, Any]:
+    """6C2F on CIFAR-10 by all of auto: seconds an image and the peak, of `memory` bytes at most."""
+    if device.type == "cuda" and memory < math.inf:
+        torch.cuda.set_per_process_memory_fraction(min(1.0, memory / torch.cuda.get_device_properties(device).total_memory))
+    model, count = load_model("cifar10-6c2f-local-b").to(device), WHOLE_IMAGES[device.type]
+    if data_root is None:
+        pixels, y = some_images(count, (3, 32, 32), 10, device).pixels.permute(0, 3, 1, 2), None
+    else:
+        images = load_images("cifar10", "test", data_root)
+        pixels, y = images.images[:count], images.labels[:count]
+    x = pixels.to(device).float() / 255
+    y = model(x).argmax(1).cpu() if y is None else y
+    before = memory_of(device)
+    certifier = Certifier(model, (3, 32, 32), guarantee=guarantee, seed=0, device=device)
+    if memory < math.inf:
+        certifier.prover.plan = replace(certifier.prover.plan, given=memory)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    begin = time.perf_counter()
+    certificate = certifier(x, y, "36/255")
+    wait_for(device)
+    return {
+        "guarantee": guarantee,
+        "images": count,
+        "data": "random pixels" if data_root is None else "test images",
+        "memory": None if memory == math.inf else memory,
+        "seconds": (time.perf_counter() - begin) / count,
+        "bytes": memory_of(device) - (0.0 if device.type == "cuda" else before),
+        "bytes_said": certifier.prover.plan.image(True) * 64 + certifier.prover.plan.row,
+        "certified": float(certificate.certified.double().mean()),
+    }
+
+
+def all_lines(device: torch.device, data_root: Path | None, memory: float) -> dict[str, Any]:
+    """Every case of lines once, the exponents, and 6C2F whole, each in a process of its own."""
+    middle, moved = CASES[device.type]
+    wanted = dict.fromkeys([middle, *(replace(middle, **{axis: v}) for axis in LINES_AXES for v in moved[axis])])
+    with tempfile.TemporaryDirectory() as folder:
+        lock = Path(folder) / "lock"
+        found = {case: _apart(case, device, lock, 0, "--lines") for case in wanted}
+    fitted = {}
+    for axis in LINES_AXES:
+        line = [found[replace(middle, **{axis: value})] for value in moved[axis]]
+        names = ("lines_seconds", "lines_bytes", "lines_bytes_said")
+        fitted[axis] = {name: round(exponent(list(moved[axis]), [case[name] for case in line]), 3) for name in names}
+    rows = [{**asdict(case), **{k: float(f"{v:.5g}") for k, v in values.items()}} for case, values in found.items()]
+    whole = []
+    for guarantee in ("high_probability", "deterministic"):
+        words = ["--whole", guarantee, "--device", device.type, "--memory", str(memory / 1e9)]
+        words += [] if data_root is None else ["--data-root", str(data_root)]
+        whole.append(_run(words))
+        print(whole[-1], flush=True)
+    return {"middle": asdict(middle), "images": LINES_BATCH, "rows": rows, "exponents": fitted, "whole": whole}
+
+
 def exponent(values: list[float], measured: list[float]) -> float:
     """The slope of a straight line through the logarithms, by least squares."""
     x, y = [math.log(v) for v in values], [math.log(max(m, 1e-12)) for m in measured]
@@ -189,13 +290,19 @@ def all_axes(axes: list[str], device: torch.device, jobs: int, steps: int) -> di
     return {"middle": asdict(middle), "rows": sorted(rows, key=str), "exponents": fitted}
 
 
-def _apart(case: Case, device: torch.device, lock: Path, steps: int) -> dict[str, float]:
+def _apart(case: Case, device: torch.device, lock: Path, steps: int, *more: str) -> dict[str, float]:
     words = ["--case", json.dumps(asdict(case)), "--device", device.type, "--lock", str(lock), "--steps", str(steps)]
+    found: dict[str, float] = _run([*words, *more])
+    print(case, found, flush=True)
+    return found
+
+
+def _run(words: list[str]) -> dict[str, Any]:
+    """What this program says in a process of its own."""
     done = subprocess.run([sys.executable, __file__, *words], capture_output=True, text=True)
     if done.returncode:
-        raise RuntimeError(f"{case}: {done.stderr[-2000:]}")
-    print(case, done.stdout.strip(), flush=True)
-    return json.loads(done.stdout)
+        raise RuntimeError(f"{words}: {done.stderr[-2000:]}")
+    return json.loads(done.stdout.strip().splitlines()[-1])
 
 
 def as_one_of_many(together: Processes, batch: int, steps: int, limit: int) -> dict[str, float] | None:
@@ -285,8 +392,18 @@ def main() -> None:
     parser.add_argument("--case")
     parser.add_argument("--lock", type=Path)
     parser.add_argument("--one-of-many", action="store_true")
+    parser.add_argument("--lines", action="store_true", help="lines and auto instead of training and the local bound")
+    parser.add_argument("--data-root", type=Path, help="CIFAR-10 for 6C2F with --lines; random pixels without it")
+    parser.add_argument("--memory", type=float, default=math.inf, help="GB that 6C2F may take")
+    parser.add_argument("--whole")
     args = parser.parse_args()
     begin, device = time.perf_counter(), torch.device(args.device)
+    if args.whole:
+        print(json.dumps(measure_whole(args.whole, device, args.data_root, args.memory * 1e9)))
+        return
+    if args.case and args.lines:
+        print(json.dumps(measure_lines(Case(**json.loads(args.case)), device, args.lock)))
+        return
     if args.case:
         print(json.dumps(measure(Case(**json.loads(args.case)), device, args.lock, args.steps)))
         return
@@ -301,6 +418,8 @@ def main() -> None:
         threads = args.threads or max(1, (os.cpu_count() or 1) // max(ranks))
         measured = all_ranks(ranks, threads, args.batch, args.steps, args.limit)
         name, device = "scaling-ranks-cpu", torch.device("cpu")
+    elif args.lines:
+        measured, name = all_lines(device, args.data_root, args.memory * 1e9), f"scaling-lines-{device.type}"
     else:
         measured = all_axes(args.axes.split(","), device, args.jobs, args.steps)
         name = f"scaling-{device.type}"

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from locallip.models import build_model, num_parameters
+from locallip.room import in_words
 from locallip.tables import NOTHING, duration, markdown
 
 #: Bytes a second between the GPUs of one machine and between machines, as assumed: NVLink, and a card of 200 Gbit/s.
@@ -160,6 +161,48 @@ def auto_costs(results: Path) -> str:
 
 def _both_seconds(found: Mapping[str, Any]) -> list[str]:
     return [*[f"{found['seconds'][name]:.2f}" for name in ("local", "auto")], f"{found['auto : local']:.2f}"]
+
+
+def lines(results: Path) -> str:
+    """What lines take against the size of the network, said and measured, and 6C2F as a whole."""
+    parts = []
+    for kind in ("cuda", "cpu"):
+        measured = _read(results, f"scaling-lines-{kind}")
+        if measured:
+            parts += [_lines_rows(measured), _lines_exponents(measured), _whole(measured)]
+    return "\n\n".join(parts) or NOTHING
+
+
+def _lines_rows(measured: Mapping[str, Any]) -> str:
+    axes = [name for name in measured["middle"] if name != "batch"]
+    rows = [
+        [
+            *[str(row[axis]) for axis in axes],
+            f"{row['units']:.0f}",
+            f"{row['lines_seconds']:.2f}",
+            in_words(row["lines_bytes_said"]),
+            in_words(row["lines_bytes"]),
+        ]
+        for row in measured["rows"]
+    ]
+    head = (*(axis.capitalize() for axis in axes), "Units", "Seconds an image", "Said beforehand, at most", "Peak")
+    return f"{measured['about']['hardware']}, {measured['images']} images at a time:\n\n{markdown(head, rows)}"
+
+
+def _lines_exponents(measured: Mapping[str, Any]) -> str:
+    names = ("lines_seconds", "lines_bytes", "lines_bytes_said")
+    rows = [[axis, *[f"{found[name]:.2f}" for name in names]] for axis, found in _fitted(measured)]
+    return f"The exponents of that:\n\n{markdown(('Axis', 'Time', 'Peak', 'Said'), rows)}"
+
+
+def _whole(measured: Mapping[str, Any]) -> str:
+    rows = []
+    for row in measured["whole"]:
+        room = "all" if row["memory"] is None else in_words(row["memory"])
+        seconds, peak = f"{row['seconds']:.3f}", in_words(row["bytes"])
+        rows.append([row["guarantee"], str(row["images"]), row["data"], room, seconds, peak])
+    head = ("Guarantee", "Images", "Of", "Memory that it may take", "Seconds an image", "Peak")
+    return f'`cifar10-6c2f-local-b`, eps 36/255, `method="auto"`, attack included:\n\n{markdown(head, rows)}'
 
 
 def imagenet(results: Path) -> str:

@@ -32,6 +32,7 @@ PARTS: dict[str, Callable[[Path], str]] = {
     "ranks": costs.ranks,
     "restarts": costs.restarts,
     "exponents": costs.exponents,
+    "lines": costs.lines,
     "imagenet": costs.imagenet,
     "audits": lambda results: tables.audits_table(results) or "No network has been audited yet.",
 }

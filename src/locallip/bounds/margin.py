@@ -23,7 +23,7 @@ CLOSE = 0.15
 #: Where a verdict alone is asked for, a class is given up without a search whose worst logit is above what is wanted by more
 #: than this share of what it was allowed to rise: slopes of the last activation, and then those on the way to the input,
 #: hardly ever bring more (benchmarks/NOTES.md).
-FAR, FAR_BEHIND = 0.25, 0.1
+FAR, FAR_BEHIND = 0.25, 0.05
 #: In networks of fewer units a search costs too little to be given up.
 SMALL = 2**14
 #: Numbers of samples times classes times units that are compared at once: all of them but for many classes.
@@ -146,7 +146,7 @@ def _pulled_back(
     for way in (1, None) if both else (depth,):
         excess, plain = _excess(worst, y, wanted), worst - trace.logits
         needed = which & ~(excess < 0)
-        if hasty and both:
+        if hasty and (both or way == 1):
             needed = needed & (excess <= (FAR if way == 1 else FAR_BEHIND) * plain)
         elif way is None and both:
             needed = needed & (excess <= CLOSE * plain)

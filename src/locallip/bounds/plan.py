@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from locallip.network import Network
+from locallip.ops import LinearOp
 from locallip.room import free_bytes, in_words
 
 #: Numbers in float64 per unit and image, without lines and with them, and those of the widest stage while it is passed.
@@ -33,12 +34,14 @@ class TooLittleMemory(UserWarning):
 class MemoryPlan:
     """What the bounds of a network with so many units take on a device; `largest` is the widest stage.
 
-    `given` bytes are free; None: those that are when it is asked.
+    `columns` are the numbers that a convolution of one row writes out for itself. `given` bytes are free; None: those that
+    are when it is asked.
     """
 
     device: torch.device
     units: int
     largest: int
+    columns: int = 0
     given: float | None = None
 
     @property
@@ -52,7 +55,12 @@ class MemoryPlan:
     @property
     def row(self) -> int:
         """Bytes that one row takes on its way back."""
-        return 8 * WORKING * self.largest
+        return 8 * (WORKING * self.largest + self.columns)
+
+    @property
+    def each(self) -> float:
+        """Bytes for every number of a part."""
+        return self.row / self.largest
 
     def images(self, wanted: int, lines: bool) -> int:
         """How many of `wanted` images are looked at together: half of the memory is theirs, 0 where one does not fit."""
@@ -63,13 +71,13 @@ class MemoryPlan:
 
     def numbers(self, most: int, images: int) -> int:
         """Numbers of a part on the way back of so many images: `most`, or as often halved as it must be."""
-        return self._halved(most, 8 * WORKING, images)
+        return self._halved(most, self.each, images)
 
     def slope_numbers(self, most: int, images: int) -> int:
         """The same where slopes are searched for, of images whose bounds are there already."""
         return self._halved(most, SLOPE_BYTES, images)
 
-    def _halved(self, most: int, each: int, images: int) -> int:
+    def _halved(self, most: int, each: float, images: int) -> int:
         """By halves: while there is enough, parts are the same, and with them every last bit."""
         room, numbers = self.free - self.image(True) * images, most
         while numbers > self.largest and numbers * each > room:
@@ -95,4 +103,15 @@ class MemoryPlan:
 
 def plan_of(network: Network, device: torch.device, given: float | None = None) -> MemoryPlan:
     inside = [network.input_shape.numel(), *(stage.linear_shape.numel() for stage in network.stages[:-1])]
-    return MemoryPlan(device, sum(inside), max(*inside, network.output_shape.numel()), given)
+    columns = 0
+    if device.type == "cpu":  # where float64 convolutions are products with a written-out copy of all windows
+        columns = max(_columns(op) for stage in network.stages for op in stage.terms.values())
+    return MemoryPlan(device, sum(inside), max(*inside, network.output_shape.numel()), columns, given)
+
+
+def _columns(op: LinearOp) -> int:
+    """The numbers of all windows of one map, for W v and for W^T w."""
+    if len(op.out_shape) != 3:
+        return 0
+    (channels, *side), others = op.out_shape, op.in_shape[0]
+    return max(op.fan_in, op.fan_in * channels // others) * side[0] * side[1]

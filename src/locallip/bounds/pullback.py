@@ -111,6 +111,7 @@ class Pullback:
     def roughly(self, samples: Tensor, classes: Tensor, labels: Tensor) -> Tensor:
         """About what the lines of linear relaxation give, (n,), in float32 and without a search; nothing is proved by it."""
         way = Way(self, samples, classes, labels, torch.float32, outward=False)
+        way.steps = 1
         return way.value([], choose=True)
 
     def _bound(

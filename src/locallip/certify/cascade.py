@@ -19,7 +19,7 @@ from locallip.balls import Ball, Domain
 from locallip.bounds import Relax
 from locallip.certify.confirm import best_class, confirmed, surely
 from locallip.certify.inputs import Eps, as_batch, as_domain, as_eps, as_labels, as_seconds, check_batch_size
-from locallip.certify.prover import LocalLayers, Margin, Method, Prover, fingerprint, number_of_classes
+from locallip.certify.prover import LocalLayers, Margin, Method, Prover, fingerprint, lead, number_of_classes
 from locallip.norms import Guarantee
 
 #: What a bound is called in `Certificate.decided_by`.
@@ -255,7 +255,7 @@ class _Cascade:
         self.decided_by = ["nothing"] * count
         self.predictions: list[int | None] = [None] * count
         self.margin = torch.full((count,), float("nan"), dtype=torch.float64, device="cpu")
-        self.lipschitz = self.margin.clone()
+        self.lipschitz, self.ahead = self.margin.clone(), self.margin.clone()  # `ahead`: the label's lead at x itself
 
     def decide(self, branch_seconds: float) -> None:
         index = torch.arange(len(self.inputs.x), device=self.inputs.x.device)
@@ -293,7 +293,8 @@ class _Cascade:
         check = LOCAL_SLOPES if self.prover.has_slopes else LOCAL
         index = self._try("all", check, index)
         if self.prover.guarantee is Guarantee.HIGH_PROBABILITY:  # other proofs are close already
-            self._try("closely", check, index)
+            reach = self.prover.within_reach(self.ahead[index.cpu()], self.margin[index.cpu()])
+            self._try("closely", check, index[reach.to(index.device)])
 
     def _by_lines(self, index: Tensor) -> Tensor:
         """Certify by lines and the boxes that they sharpen, where these promise more than norms; returns the others."""
@@ -302,7 +303,10 @@ class _Cascade:
         left = self._try("none", LINES, index[bendable], slopes=not self.prover.has_norms, relax="boxes")
         if not self.prover.has_norms:
             return left
-        hopeful = left if self.prover.is_dense else self._each_batch(partial(self._promising, relax="boxes"), left)
+        near = self.prover.is_near(self.ahead[left.cpu()], self.margin[left.cpu()]).to(left.device)
+        hopeful = left[near]
+        if not self.prover.is_dense:
+            hopeful = self._each_batch(partial(self._promising, relax="boxes"), hopeful)
         proved = torch.isin(hopeful, self._try("all", LOCAL_LINES, hopeful, relax="boxes"), invert=True)
         left = left[torch.isin(left, hopeful[proved], invert=True)]
         return torch.cat([index[~bendable], left]).sort().values
@@ -324,6 +328,7 @@ class _Cascade:
         x, y, eps = self.inputs.take(index)
         found = self.prover.margin(x, y, eps, local="none", domain=self.inputs.domain, slopes=False)
         right, wrong = surely(x, y, found.clean, found.error)
+        self.ahead[index.cpu()] = lead(found.clean, y).cpu()
         for i, best in zip(index.tolist(), best_class(found.clean, found.error).tolist(), strict=True):
             self.predictions[i] = best if best >= 0 else None
         self._settle(index[wrong], Verdict.MISCLASSIFIED, "clean logits")

@@ -32,6 +32,7 @@ from locallip.bounds import (
     rises_by_lines,
     worst_logits,
 )
+from locallip.bounds.margin import SMALL
 from locallip.bounds.plan import plan_of
 from locallip.bounds.pullback import Pullback
 from locallip.certify.inputs import as_deployed, as_method, check_model, check_numbers, check_scale, check_shape
@@ -51,6 +52,15 @@ Method = Literal["auto", "thorough", "local", "lines"]
 PROMISING = 0.5
 #: Where lines promise less than this share of a radius, nothing was certified by them there (benchmarks/NOTES.md).
 HOPELESS = 0.125
+#: In large networks a proof with slopes is tried where norms from below leave the label such a share of what they take from
+#: it: those that are proved take as much more.
+SPARE = 0.01
+#: In large networks norms with sharpened boxes are tried where lines alone miss at most this share of what they take from
+#: the label: published ones needed a fifth of it.
+NEAR = 0.3
+#: Norms are taken more closely where what is missing is at most this share of what they take from the label: all of them
+#: together hardly become smaller by more.
+WITHIN_REACH = 0.03
 #: Steps of the multiplier in a guess.
 ROUGH_STEPS = 6
 #: What lines let a margin lose grows about as this power of eps: boxes grow, and the gaps in them.
@@ -276,7 +286,25 @@ class Prover:
     def may_prove(self, x: Tensor, y: Tensor, eps: Tensor, *, domain: Domain = None, relax: Relax | None = None) -> Tensor:
         """Where norms from below, which are never above proved ones, leave the margin a chance; (B,) bool."""
         guessed = self._trace(self._guess, x, eps, domain, relax)
-        return ~(self.lead_of(guessed, y, verdict=True) <= 0)  # a NaN rules nothing out
+        plain = self.lead_of(guessed, y, slopes=False)
+        if not self.has_slopes:
+            return ~(plain <= 0)  # a NaN rules nothing out
+        if self.plan.units <= SMALL or relax or self.insists:
+            return ~(self.lead_of(guessed, y, verdict=True) <= 0)
+        spare = self._wanted(guessed, y) + SPARE * (lead(guessed.logits, y) - plain).clamp(min=0)
+        with exact_arithmetic():
+            steps, last = self.slope_steps, 1
+            worst = worst_logits(self.network, guessed, y, outward=True, slope_steps=steps, depth=last, wanted=spare).worst
+        return ~(plain <= 0) | ~(lead(worst, y) <= spare)
+
+    def is_near(self, ahead: Tensor, worst: Tensor) -> Tensor:
+        """Where norms may prove what lines leave at a lead of `worst` (B,), for leads `ahead` at x."""
+        missing = -worst > NEAR * (ahead - worst)
+        return ~missing if self.plan.units > SMALL and not self.insists else torch.ones_like(missing)
+
+    def within_reach(self, ahead: Tensor, worst: Tensor) -> Tensor:
+        """Where norms taken more closely may prove what is not shown at a lead of `worst` (B,); `ahead` is that at x."""
+        return ~(-worst > WITHIN_REACH * (ahead - worst))
 
     def lead_of(self, trace: Trace, y: Tensor, slopes: bool = True, verdict: bool = False) -> Tensor:
         """What a trace proves of the label's lead, (B,), as in `margin`; NaN where nothing is."""
