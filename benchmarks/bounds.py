@@ -11,7 +11,8 @@ The peer is auto_LiRPA (https://github.com/Verified-Intelligence/auto_LiRPA), if
 with 20 iterations. It takes one radius for all images, so its median radius is found by bisection, in PROBES calls; ours are
 radii of single images. `above` is what no bound can exceed: where projected gradient descent breaks half of the images.
 At one radius branch and bound has BRANCH_SECONDS for an image. Certificates of ours count their rounding, those of the
-peer are computed in float32 as they are.
+peer are computed in float32 as they are. For the tiny random MLP the exact radius is known: by enumeration of all activation
+patterns in l2 (enumeration.py), by mixed-integer programs in l-infinity (mip.py).
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ from torch import Tensor, nn
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import record
+from benchmarks.enumeration import exact_radius
+from benchmarks.mip import exact_radius_inf
 
 import locallip as ll
 from locallip.attacks import pgd_l2
@@ -64,13 +67,29 @@ NETWORKS: dict[str, tuple[str, Callable[[], list[nn.Module]]]] = {
 }
 #: The radius at which images are counted, by norm and network.
 EPS = {
-    "2": {"lirpa_cifar_2c2f": "36/255", "lirpa_mnist_fc_3layer": "0.3", "cap_mnist": "0.25", "random": "0.5"},
-    "inf": {"lirpa_cifar_2c2f": "2/255", "lirpa_mnist_fc_3layer": "0.02", "cap_mnist": "0.1", "random": "0.1"},
+    "2": {
+        **{"lirpa_cifar_2c2f": "36/255", "lirpa_mnist_fc_3layer": "0.3", "cap_mnist": "0.25"},
+        **{
+            "random-tiny": "0.35",
+            "random": "0.5",
+            "random-deep": "1",
+            "mnist-4c3f-local-g": "1.58",
+            "mnist-4c3f-local-b": "1.58",
+        },
+        "cifar10-6c2f-local-b": "36/255",
+    },
+    "inf": {
+        **{"lirpa_cifar_2c2f": "2/255", "lirpa_mnist_fc_3layer": "0.02", "cap_mnist": "0.1"},
+        **{"random-tiny": "0.2", "random": "0.15", "random-deep": "0.25"},
+    },
 }
 #: Between these lie the radii where half of the images are certified; attacks go on to ten times the second.
 REACH = {"2": (1e-3, 4.096), "inf": (1e-4, 0.4096)}
 #: The widths of random MLPs.
 RANDOM = {"random-tiny": (4, 10, 10, 3), "random": (20, 32, 32, 5), "random-deep": (20, 32, 32, 32, 32, 32, 5)}
+#: Networks whose exact radii are computed, and how, by norm.
+TINY = ("random-tiny",)
+EXACT = {"2": ("exact, by enumeration", exact_radius), "inf": ("exact, by MIP", exact_radius_inf)}
 BRANCH_SECONDS = 20.0
 #: Images that the peer looks at together: the memory of alpha-CROWN grows with them.
 TOGETHER = {"CROWN": 100, "CROWN-Optimized": 10}
@@ -218,6 +237,19 @@ def measured(model: nn.Module, x: Tensor, y: Tensor, peers: list[str], norm: str
     yield timed("attack", "above", "median", lambda: median_radius(broken_at(model, x, y, norm), low, 10 * high))
 
 
+def exact(model: nn.Module, x: Tensor, y: Tensor, norm: str) -> Iterator[dict[str, Any]]:
+    """The median of what radii can be at most."""
+    assert isinstance(model, nn.Sequential)
+    bound, radius = EXACT[norm]
+    pairs = list(zip(x, y.tolist(), strict=True))
+    yield timed(
+        bound,
+        "above",
+        "median",
+        lambda: statistics.median(radius(model, one, label, REACH[norm][1]).radius for one, label in pairs),
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--networks", type=Path, required=True, help="folder of the weights")
@@ -236,6 +268,8 @@ def main() -> None:
         parts = [measured(model, x, y, peers, args.norm)] if args.only != "counts" else []
         if name in EPS[args.norm] and args.only != "radii":
             parts.append(certified_at(EPS[args.norm][name], model, x, y, peers, args.norm))
+        if name in TINY:
+            parts.append(exact(model, x, y, args.norm))
         for row in itertools.chain(*parts):
             rows.append({"network": name, "images": len(x), "norm": args.norm, **row})
             print(rows[-1], flush=True)

@@ -1,10 +1,11 @@
-"""The exact Lipschitz constant of a tiny dense ReLU network on an l2 ball, by the activation patterns that the ball meets.
+"""Exact values of a tiny dense ReLU network on an l2 ball, by the activation patterns that the ball meets.
 
-On the set where a pattern holds the network is linear, so its constant there is the norm of a product of weights, and the
-constant on the ball is the largest of those over all patterns whose sets meet the ball's interior. Layer by layer, unit by
-unit, a set {u: A u >= b} is cut where the unit's sign changes, and a part is kept if its point of least norm lies in the
-ball: a least-distance problem, solved as one of non-negative least squares (Lawson and Hanson 1974, chapter 23). Parts that
-only touch the ball, or each other, are left out by MARGIN: what is found exceeds the constant by rounding at most.
+On the set where a pattern holds the network is linear: its Lipschitz constant there is the norm of a product of weights, and
+the nearest point where another class comes up is that of a polyhedron. The largest and the nearest count, over all patterns
+whose sets meet the ball's interior. Layer by layer, unit by unit, a set {u: A u >= b} is cut where the unit's sign changes,
+and a part is kept if its point of least norm lies in the ball: a least-distance problem, solved as one of non-negative least
+squares (Lawson and Hanson 1974, chapter 23). Parts that only touch the ball, or each other, are left out by MARGIN: what is
+found exceeds the constant by rounding at most.
 """
 
 from __future__ import annotations
@@ -56,15 +57,50 @@ def weights_of(model: nn.Sequential) -> list[tuple[np.ndarray, np.ndarray]]:
 def exact_lipschitz(model: nn.Sequential, x: Tensor, eps: float, most: int = 20_000) -> Found:
     """That of `model` on the ball around one x; raises TooMany above `most` patterns."""
     weights = weights_of(model)
-    center, reach = _numbers(x).reshape(-1), eps * (1 - MARGIN)
+    parts, last = _parts(weights, x, eps * (1 - MARGIN), most), weights[-1][0]
+    return Found(max(float(np.linalg.norm(last @ part.matrix, 2)) for part in parts), len(parts))
+
+
+@dataclass(frozen=True)
+class Nearest:
+    """The distance to the nearest point with another class, and that point; None where none is as near as was asked."""
+
+    radius: float
+    point: np.ndarray | None
+
+
+def exact_radius(model: nn.Sequential, x: Tensor, label: int, eps: float, most: int = 20_000) -> Nearest:
+    """How near to one x a class other than `label` comes up to it, eps where none is nearer.
+
+    Raises TooMany where the ball of radius eps meets more than `most` patterns.
+    """
+    weights = weights_of(model)
+    last, offset = weights[-1]
+    others, nearest = np.delete(np.arange(len(offset)), label), Nearest(eps, None)
+    for part in _parts(weights, x, eps, most):
+        rises = (last[others] - last[label]) @ part.matrix
+        ahead = (last[others] - last[label]) @ part.offset + offset[others] - offset[label]
+        for row, constant in zip(rises, ahead, strict=True):
+            size = np.linalg.norm(row)
+            if constant + size * nearest.radius < 0:
+                continue  # this class does not come up as near as that
+            scale = max(size, 1e-300)
+            move = least_point(np.vstack([part.rows, row / scale]), np.append(part.bounds, -constant / scale))
+            if move is not None and (radius := float(np.linalg.norm(move))) < nearest.radius:
+                nearest = Nearest(radius, _numbers(x).reshape(-1) + move)
+    return nearest
+
+
+def _parts(weights: Sequence[tuple[np.ndarray, np.ndarray]], x: Tensor, reach: float, most: int) -> list[_Part]:
+    """Behind the last activation, for all patterns that the ball meets."""
+    center = _numbers(x).reshape(-1)
     n = len(center)
     parts = [_Part(np.zeros((0, n)), np.zeros(0), np.eye(n), center)]
     for weight, bias in weights[:-1]:
         parts = [part for before in parts for part in _through(before, weight, bias, reach, most)]
         if len(parts) > most:
             raise TooMany(f"the ball meets more than {most} patterns")
-    last = weights[-1][0]
-    return Found(max(float(np.linalg.norm(last @ part.matrix, 2)) for part in parts), len(parts))
+    return parts
 
 
 def _through(before: _Part, weight: np.ndarray, bias: np.ndarray, reach: float, most: int) -> Iterator[_Part]:
@@ -95,16 +131,22 @@ def _through(before: _Part, weight: np.ndarray, bias: np.ndarray, reach: float, 
 
 def least_norm(rows: np.ndarray, bounds: np.ndarray) -> float:
     """min ||u|| over rows u >= bounds; inf where nothing fulfils them."""
-    if not (bounds > 0).any():
-        return 0.0
+    point = least_point(rows, bounds)
+    return float("inf") if point is None else float(np.linalg.norm(point))
+
+
+def least_point(rows: np.ndarray, bounds: np.ndarray) -> np.ndarray | None:
+    """The u of least norm with rows u >= bounds; None where nothing fulfils them."""
     n = rows.shape[1]
+    if not (bounds > 0).any():
+        return np.zeros(n)
     target = np.zeros(n + 1)
     target[n] = 1
     multipliers, distance = nnls(np.vstack([rows.T, bounds]), target)
     if distance < 1e-10:
-        return float("inf")
+        return None
     residual = np.vstack([rows.T, bounds]) @ multipliers - target
-    return float(np.linalg.norm(residual[:n] / residual[n]))
+    return -residual[:n] / residual[n]
 
 
 def _numbers(values: Tensor | Sequence[float]) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Enumeration of patterns, the oracle of Lipschitz bounds: agrees with sampling from below, and no bound is below it."""
+"""Enumeration and mixed-integer programs, the oracles of bounds: sampling comes near, and no bound passes them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 
 import locallip as ll
-from enumeration import TooMany, exact_lipschitz, least_norm, weights_of
+from enumeration import TooMany, exact_lipschitz, exact_radius, least_norm, weights_of
+from mip import exact_radius_inf
 
 DOUBLE = torch.float64
 
@@ -86,3 +87,25 @@ def test_what_enumeration_is_not_for() -> None:
     with pytest.raises(TooMany, match="20 patterns"):
         exact_lipschitz(model, torch.zeros(3), 5.0, most=20)
     assert exact_lipschitz(model, torch.zeros(3), 1e-12).patterns == 1
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("norm", ["2", "inf"])
+@pytest.mark.parametrize("widths", [(2, 6, 5, 3), (4, 6, 6, 3)])
+def test_no_certificate_passes_the_exact_radius_and_branches_come_near(
+    seed: int, norm: str, widths: tuple[int, ...]
+) -> None:
+    model = network(seed, *widths)
+    x = torch.randn(1, widths[0], dtype=DOUBLE)
+    y, most = model(x).argmax(1), 2.0
+    exact = (exact_radius if norm == "2" else exact_radius_inf)(model, x[0], int(y), most)
+    if exact.point is None:
+        assert exact.radius == most
+    else:
+        move, logits = torch.tensor(exact.point) - x[0], model(torch.tensor(exact.point)).detach()
+        assert float(move.norm(p=float(norm))) == pytest.approx(exact.radius, rel=1e-5)
+        assert float(logits.max() - logits[y]) == pytest.approx(0.0, abs=1e-5)
+        for method in ("local", "lines", "auto"):
+            assert float(ll.certified_radius(model, x, y, method=method, norm=norm)) <= exact.radius * (1 + 1e-5)
+    found = ll.certify(model, x, y, 0.97 * exact.radius, norm=norm, attack_steps=0, branch_seconds=20.0)
+    assert bool(found.certified)
