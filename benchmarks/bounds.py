@@ -68,19 +68,23 @@ NETWORKS: dict[str, tuple[str, Callable[[], list[nn.Module]]]] = {
 #: The radius at which images are counted, by norm and network.
 EPS = {
     "2": {
-        **{"lirpa_cifar_2c2f": "36/255", "lirpa_mnist_fc_3layer": "0.3", "cap_mnist": "0.25"},
-        **{
-            "random-tiny": "0.35",
-            "random": "0.5",
-            "random-deep": "1",
-            "mnist-4c3f-local-g": "1.58",
-            "mnist-4c3f-local-b": "1.58",
-        },
+        "lirpa_cifar_2c2f": "36/255",
+        "lirpa_mnist_fc_3layer": "0.3",
+        "cap_mnist": "0.25",
+        "random-tiny": "0.35",
+        "random": "0.5",
+        "random-deep": "1",
+        "mnist-4c3f-local-b": "1.58",
+        "mnist-4c3f-local-g": "1.58",
         "cifar10-6c2f-local-b": "36/255",
     },
     "inf": {
-        **{"lirpa_cifar_2c2f": "2/255", "lirpa_mnist_fc_3layer": "0.02", "cap_mnist": "0.1"},
-        **{"random-tiny": "0.2", "random": "0.15", "random-deep": "0.25"},
+        "lirpa_cifar_2c2f": "2/255",
+        "lirpa_mnist_fc_3layer": "0.02",
+        "cap_mnist": "0.1",
+        "random-tiny": "0.2",
+        "random": "0.15",
+        "random-deep": "0.25",
     },
 }
 #: Between these lie the radii where half of the images are certified; attacks go on to ten times the second.
