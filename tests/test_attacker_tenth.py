@@ -143,10 +143,14 @@ def test_a_domain_that_ends_on_one_side_or_nowhere(guarantee: str, domain: tuple
 
 
 @pytest.mark.parametrize(
-    "domain", [(0.5, 0.25), (0.3, 0.3), (0.6, 1.0), (math.nan, 1), (torch.zeros(2), torch.ones(2)), (0,), 1]
+    "domain",
+    [
+        *((0.5, 0.25), (0.3, 0.3), (0.6, 1.0), (math.nan, 1), (0,), 1),
+        *((torch.zeros(3), torch.ones(3)), (torch.zeros(2), 1 - 1j)),
+    ],
 )
 def test_domains_that_are_none(domain: object) -> None:
-    """Turned round, empty, without x, not a number, per pixel. Catches: any of them taken for a smaller ball."""
+    """Turned round, empty, without x, not a number, of another shape. Catches: any of them taken for a smaller ball."""
     net, x = linear([[1.0, 1.0], [0.0, 0.0]], [1.0, 0.0]), torch.full((1, 2), 0.5, dtype=DOUBLE)
     with pytest.raises((ValueError, TypeError)):
         ll.certify(net, x, torch.tensor([0]), 1, input_domain=domain)  # type: ignore[arg-type]
