@@ -22,7 +22,8 @@ from locallip.network import Network, PassThrough
 from locallip.norms import CholeskyNorm
 from tests.random_networks import ACTIVATIONS, BODIES, random_network
 
-KINDS = list(itertools.product(BODIES, ("relu", "relu_theta", "hardtanh", "maxmin", "clipped_maxmin", "tanh")))
+CURVES = ("leaky_relu", "elu", "tanh", "sigmoid", "softplus")
+KINDS = list(itertools.product(BODIES, ("relu", "relu_theta", "hardtanh", "maxmin", "clipped_maxmin", *CURVES)))
 
 
 def traced(model: nn.Module, x: Tensor, radius: float, relax: str | None = None) -> tuple[Network, Trace]:
@@ -76,7 +77,7 @@ def part_of(
     for bend, units, run in zip(bends_of(found.pullback), found.units, runs, strict=True):
         here = bend.only(units)
         low, high = torch.zeros(1, len(units), dtype=torch.int8), torch.ones(1, len(units), dtype=torch.int8)
-        for point in range(2, len(here.runs)) if type(bend) is Bend else ():
+        for point in range(2, len(here.runs)):
             coin = torch.rand(len(units), generator=generator) < 0.7
             at, value = here.runs[point, 0], run[units]
             low[0][coin & (value >= at) & (at >= here.runs.gather(0, low.long()[None])[0, 0])] = point

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 
 import pytest
 import torch
@@ -105,6 +106,7 @@ def test_what_lines_do_not_prove_is_left_to_norms() -> None:
 def test_thorough_certifies_what_auto_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """With thresholds that give up everything that is open, auto is left with plain bounds and thorough is not."""
     monkeypatch.setattr(margin, "SMALL", 0)
+    monkeypatch.setattr(sys.modules[Prover.__module__], "SMALL", 0)
     monkeypatch.setattr(margin, "FAR", -1.0)
     monkeypatch.setattr(margin, "FAR_BEHIND", -1.0)
     counts = {"auto": 0, "thorough": 0}

@@ -29,6 +29,8 @@ from locallip.rounding import gamma, raised, up
 T = TypeVar("T", Tensor, Tensor | None)
 #: Steps that look for the slope of a line over a curve, and what each leaves of the interval: the golden section.
 GOLDEN_STEPS, GOLDEN = 24, (5**0.5 - 1) / 2
+#: Parts of equal length that branches may cut a curve into, beside its kinks.
+CURVE_PARTS = 8
 
 
 def taken(value: T, index: Tensor) -> T:
@@ -92,17 +94,25 @@ class Bend:
     def at(self, index: Tensor, dtype: torch.dtype) -> Bend:
         """The samples `index`, in another dtype."""
         found = {name: getattr(self, name)[index].to(dtype) for name in self._per_sample}
-        runs, rises = (v[:, index].to(dtype) for v in (self.runs, self.rises))
-        return replace(self, runs=runs, rises=rises, straight=self.straight[index], **found)
+        found |= {name: getattr(self, name)[:, index].to(dtype) for name in self._per_point}
+        return replace(self, straight=self.straight[index], **found)
 
     @property
     def _per_sample(self) -> tuple[str, ...]:
         return ("low", "high", "middle", "slope", "radius", "off", "value_off")
 
+    @property
+    def _per_point(self) -> tuple[str, ...]:
+        return ("runs", "rises")
+
     def only(self, units: Tensor) -> Bend:
         """The units (u,) by their number."""
-        names = [name for name in (*self._per_sample, "straight", "runs", "rises") if name != "radius"]
+        names = [name for name in (*self._per_sample, *self._per_point, "straight") if name != "radius"]
         return replace(self, **{name: getattr(self, name)[..., units] for name in names})
+
+    def with_cuts(self) -> Bend:
+        """With all points at which branches may cut it; kinks are points already."""
+        return self
 
     def between(self, first: Tensor, last: Tensor) -> Bend:
         """psi over the part of every unit's box between two of its points, given by their numbers (B, h).
@@ -110,7 +120,7 @@ class Bend:
         The points are those of runs: the ends of the box and the kinks. On a part without a kink inside psi has one slope.
         """
         (low, floor), (high, top) = (
-            tuple(values.gather(0, which.long()[None])[0] for values in (self.runs, self.rises)) for which in (first, last)
+            tuple(_numbered(values, which) for values in (self.runs, self.rises)) for which in (first, last)
         )
         below, above = self.runs < low, self.runs > high
         runs = torch.where(below, low, torch.where(above, high, self.runs))
@@ -176,20 +186,47 @@ class Bend:
 
 @dataclass(frozen=True)
 class Curved(Bend):
-    """A psi that its computation leaves a little off, with curved pieces or without; all slopes are between 0 and `high`.
+    """A psi that its computation leaves a little off, with curved pieces or without; no slope is below 0.
 
-    center, lower and upper (B, h) are c and the ends of the box; `radius` bounds ||weight * (y' - c)||.
+    center, lower and upper (B, h) are c and the ends of the box, points (P, B, h) what runs and rises are of. The part that
+    is looked at reaches from start to end. No slope in the box is above `steepest`; `radius` bounds ||weight * (y' - c)||.
     """
 
     activation: Increasing = field(kw_only=True)
     center: Tensor = field(kw_only=True)
     lower: Tensor = field(kw_only=True)
     upper: Tensor = field(kw_only=True)
+    start: Tensor = field(kw_only=True)
+    end: Tensor = field(kw_only=True)
+    steepest: Tensor = field(kw_only=True)
     weight: Tensor = field(kw_only=True)
+    points: Tensor = field(kw_only=True)
 
     @property
     def _per_sample(self) -> tuple[str, ...]:
-        return (*super()._per_sample, "center", "lower", "upper", "weight")
+        return (*super()._per_sample, "center", "lower", "upper", "start", "end", "steepest", "weight")
+
+    @property
+    def _per_point(self) -> tuple[str, ...]:
+        return (*super()._per_point, "points")
+
+    def with_cuts(self) -> Curved:
+        """Curves are cut at their kinks, and at points at equal distances; all else at its kinks."""
+        if not self.activation.curves:
+            return self
+        shares = torch.arange(1, CURVE_PARTS, dtype=self.lower.dtype, device=self.lower.device) / CURVE_PARTS
+        between = self.lower + shares[:, None, None] * (self.upper - self.lower)
+        points = torch.cat([self.points, torch.minimum(torch.maximum(between, self.lower), self.upper)])
+        runs, rises = _seen(self.activation, self.center, points)
+        return replace(self, points=points, runs=runs, rises=rises)
+
+    def between(self, first: Tensor, last: Tensor) -> Curved:
+        """psi over a part, as for any other; its slopes there lie between the least and the largest."""
+        part = super().between(first, last)
+        assert isinstance(part, Curved)
+        start, end = _numbered(self.points, first), _numbered(self.points, last)
+        low, high = self.activation.least_slope(Box(start, end)), self.activation.slope(Box(start, end))
+        return replace(part, start=start, end=end, low=low, high=high, middle=(low + high) / 2)
 
     def rest(self, alpha: Tensor, outward: bool) -> tuple[Tensor, Tensor]:
         """On a curved piece r lies on one side of its tangent at any point t; t near the end of r gives the best one."""
@@ -197,13 +234,14 @@ class Curved(Bend):
         origin, loss = self.activation(self.center), torch.zeros_like(alpha)
         if outward:
             # Values are off by a few roundings of themselves, or of their argument; slopes by more, as the product in
-            # Softplus is rounded before the exponential, which makes up to 745 times as much of it.
-            ends = torch.stack([self.lower, self.upper])
-            loss = gamma(32, alpha.dtype) * (self.activation(ends).abs().amax(0) + (self.high + alpha) * ends.abs().amax(0))
+            # Softplus is rounded before the exponential, which makes up to 745 times as much of it. c may lie anywhere in
+            # the box, so a part of it loses as much as all of it.
+            ends, slopes = torch.stack([self.lower, self.upper]), self.steepest + alpha.abs()
+            loss = gamma(32, alpha.dtype) * (self.activation(ends).abs().amax(0) + slopes * ends.abs().amax(0))
             least, most = least - loss, most + loss
-            loss = loss + gamma(2048, alpha.dtype) * (self.high + alpha) * (self.upper - self.lower)
+            loss = loss + gamma(2048, alpha.dtype) * slopes * (self.upper - self.lower)
         for curve in self.activation.curves or ():
-            start, end = (torch.clamp(self.lower.new_full((), v), self.lower, self.upper) for v in (curve.start, curve.end))
+            start, end = (torch.clamp(self.start.new_full((), v), self.start, self.end) for v in (curve.start, curve.end))
             t = torch.clamp(self.activation.with_slope(alpha.detach(), curve), start, end)
             here = self.activation(t) - origin - alpha * (t - self.center)
             tilt = self.activation.derivative(t) - alpha
@@ -215,8 +253,11 @@ class Curved(Bend):
         return least, most
 
     def _size(self, alpha: Tensor, outward: bool) -> Tensor:
-        """Every slope lies between 0 and `high`. The radius is that of weight * (y' - c), so s is divided by the weight."""
-        size = torch.where(self.straight, (self.slope - alpha).abs(), torch.maximum(self.high - alpha, alpha))
+        """Every slope between c and a point lies between 0 and the steepest, also where the point is in another part.
+
+        The radius is that of weight * (y' - c), so s is divided by the weight.
+        """
+        size = torch.where(self.straight, (self.slope - alpha).abs(), torch.maximum(self.steepest - alpha, alpha))
         return up(size / self.weight) if outward else size / self.weight
 
     def lines(self) -> tuple[Tensor, Tensor]:
@@ -279,7 +320,7 @@ def clipped(before: Before, center: Tensor, box: Box, varying: Tensor, low: Tens
     lower, upper = torch.minimum(lower, c), torch.maximum(upper, c)
     infinite = float("inf")
     kinks = [kink for kink, given in ((bottom, low), (top, high)) if isinstance(given, Tensor) or abs(given) < infinite]
-    runs, rises = _seen(lambda y: torch.minimum(torch.maximum(y, bottom), top), c, lower, upper, kinks)
+    runs, rises = _seen(lambda y: torch.minimum(torch.maximum(y, bottom), top), c, _points(lower, upper, kinks))
     constant = ((upper <= bottom) & (upper > -infinite)) | ((lower >= top) & (lower < infinite))
     linear = (lower >= bottom) & (upper <= top)
     radius = _radius(before, torch.maximum(upper - c, c - lower), ~varying.flatten(1) & ~constant)
@@ -304,7 +345,8 @@ def _curved(before: Before, activation: Increasing) -> Curved:
     """An increasing psi, which its computation may leave a little off everywhere."""
     c, lower, upper = before.center.flatten(1), before.box.lower.flatten(1), before.box.upper.flatten(1)
     lower, upper = torch.minimum(lower, c), torch.maximum(upper, c)
-    runs, rises = _seen(activation, c, lower, upper, [torch.full_like(c, kink) for kink in activation.kinks])
+    points = _points(lower, upper, [torch.full_like(c, kink) for kink in activation.kinks])
+    runs, rises = _seen(activation, c, points)
     slope = activation.slope(Box(lower, upper))
     high = up(slope, 16).clamp(min=1e-30)  # one that underflowed is not zero
     # Without curves it is linear on either side of its kinks.
@@ -330,7 +372,11 @@ def _curved(before: Before, activation: Increasing) -> Curved:
         center=c,
         lower=lower,
         upper=upper,
+        start=lower,
+        end=upper,
+        steepest=high,
         weight=weight,
+        points=points,
     )
 
 
@@ -341,7 +387,7 @@ def _difference(before: Before, stray: Tensor) -> Bend:
     radius = up(2**0.5 * _radius(before, width, torch.cat([stray, stray], dim=1)))  # ||(y1 + y2, y1 - y2)|| = sqrt 2 ||y||
     c, lower, upper, step = c1 - c2, l1 - u2, u1 - l2, gamma(2, width.dtype)
     lower, upper = torch.minimum(lower - step * lower.abs(), c), torch.maximum(upper + step * upper.abs(), c)
-    runs, rises = _seen(torch.abs, c, lower, upper, [torch.zeros_like(c)])
+    runs, rises = _seen(torch.abs, c, _points(lower, upper, [torch.zeros_like(c)]))
     linear, slope = (lower >= 0) | (upper <= 0), torch.where(lower >= 0, 1.0, -1.0).to(c.dtype)
     least, most = _slopes(runs, rises, slope)
     ends = torch.stack([-width, width, 0 * width]).unflatten(2, (2, -1)).sum(2)
@@ -365,13 +411,20 @@ def _difference(before: Before, stray: Tensor) -> Bend:
     )
 
 
-def _seen(
-    psi: Callable[[Tensor], Tensor], c: Tensor, lower: Tensor, upper: Tensor, kinks: Sequence[Tensor]
-) -> tuple[Tensor, Tensor]:
-    """Runs and rises from c to the ends of the box and to the kinks, which are moved into the box."""
-    points = [lower, upper, *(torch.minimum(torch.maximum(kink, lower), upper) for kink in kinks)]
+def _points(lower: Tensor, upper: Tensor, kinks: Sequence[Tensor]) -> Tensor:
+    """The ends of the box and the kinks, which are moved into the box, (P, B, h)."""
+    return torch.stack([lower, upper, *(torch.minimum(torch.maximum(kink, lower), upper) for kink in kinks)])
+
+
+def _seen(psi: Callable[[Tensor], Tensor], c: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
+    """Runs and rises from c to points (P, B, h)."""
     at = psi(c)
     return torch.stack([p - c for p in points]), torch.stack([psi(p) - at for p in points])
+
+
+def _numbered(values: Tensor, which: Tensor) -> Tensor:
+    """The values (P, B, h) of the points with the numbers (B, h)."""
+    return values.gather(0, which.long()[None])[0]
 
 
 def _slopes(runs: Tensor, rises: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,11 +1,11 @@
 """Branch and bound over units that bend: the ball is cut along their kinks until every part is proved, or time is up.
 
-On a part a unit lies between two of its kinks, so that its activation is one line there (Bend.between), and what is known
-of it pulls as well: for any weight b and all y' of the part, b (y' - c) is at least its value at one end p of the unit's
-part. So b may be added to the weights before the activation at the cost of -b (p - c); these are the multipliers of
-beta-CROWN (Wang et al. 2021). Any slopes and any b give a bound; they are sought in float32, and a part is done only
-where one evaluation in float64 with outward rounding says so. The parts that a unit is cut into cover its box, so what
-holds on all of them holds.
+On a part a unit lies between two of its kinks, so that its activation is one line there (Bend.between); curves are cut at
+points at equal distances as well, and are closer to a line on every part. What is known of the unit pulls too: for any
+weight b and all y' of the part, b (y' - c) is at least its value at one end p of the unit's part. So b may be added to the
+weights before the activation at the cost of -b (p - c); these are the multipliers of beta-CROWN (Wang et al. 2021). Any
+slopes and any b give a bound; they are sought in float32, and a part is done only where one evaluation in float64 with
+outward rounding says so. The parts that a unit is cut into cover its box, so what holds on all of them holds.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class CutWay(Way):
             for bend in self.of.stages[k].bends:
                 units, first, last = next(ends)
                 some = bend.only(units).at(self.samples, self.dtype)
-                found[k].append(some.between(first, last) if type(bend) is Bend else some)  # curves are never cut
+                found[k].append(some.between(first, last))
         return found
 
     def bound(self, numbers: list[Tensor]) -> Tensor:
@@ -126,7 +126,7 @@ class CutWay(Way):
         """The unit that adds most to the last bound, as in Parts."""
         shares, points, places, units = [], [], [], []
         for place, (share, bend) in enumerate(zip(self.shares, self.in_turn, strict=True)):
-            point = _kink_inside(bend)
+            point = _point_inside(bend)
             shares.append(torch.where(point > 0, share, 0.0))
             points.append(point)
             places.append(torch.full_like(point, place))
@@ -212,6 +212,8 @@ class Branching:
 
     def __init__(self, network: Network, trace: Trace, label: int):
         self.pullback, self.label = Pullback(network, trace), label
+        for stage in self.pullback.stages.values():
+            stage.bends = [bend.with_cuts() for bend in stage.bends]
         self.units = [(~bend.straight[0]).nonzero()[:, 0] for bend in bends_of(self.pullback)]
         kind, bent = trace.logits.device.type, sum(len(units) for units in self.units)
         largest = max(region.center.numel() for region in trace.regions)
@@ -293,13 +295,13 @@ def bends_of(pullback: Pullback) -> list[Bend]:
     return [bend for k in sorted(pullback.stages, reverse=True) for bend in pullback.stages[k].bends]
 
 
-def _kink_inside(bend: Bend) -> Tensor:
-    """The number of a point where psi has a kink inside the part, (m, h); -1 where there is none."""
-    found = torch.full_like(bend.low, -1, dtype=torch.long)
-    if type(bend) is not Bend:
-        return found
+def _point_inside(bend: Bend) -> Tensor:
+    """The number of the point inside the part that is nearest to its middle, (m, h); -1 where there is none."""
     low, high = bend.runs.amin(0), bend.runs.amax(0)
+    found, nearest = torch.full_like(low, -1, dtype=torch.long), torch.full_like(low, float("inf"))
     for point in range(2, len(bend.runs)):
-        inside = (bend.runs[point] > low) & (bend.runs[point] < high) & ~bend.straight
-        found = torch.where(inside, point, found)
+        run = bend.runs[point]
+        away = (run - (low + high) / 2).abs()
+        closer = (run > low) & (run < high) & ~bend.straight & (away < nearest)
+        found, nearest = torch.where(closer, point, found), torch.where(closer, away, nearest)
     return found

@@ -176,6 +176,16 @@ class Prover:
             self.plan.warn_of(lines=False)
         return max(1, found)
 
+    @property
+    def spares(self) -> bool:
+        """What will hardly be shown is given up early: in large networks, but for those who insist."""
+        return self.plan.units > SMALL and not self.insists
+
+    @property
+    def chooses(self) -> bool:
+        """Lines are left out where they promise little beside norms: small networks always have the time for both."""
+        return self.has_norms and (self.spares or not self.leaning)
+
     def seed_again(self, seed: int) -> None:
         """Begin new streams of random numbers; the bound over all inputs stays."""
         self._guess = RitzNorm(GUESS_STEPS, seed=another_seed(seed))
@@ -257,7 +267,7 @@ class Prover:
             ahead, rival = lead(logits, y), logits.scatter(1, y[:, None], -float("inf")).argmax(1)
             eps = (ahead / (self.ceiling.total * self.ball.stretch(x[:1].numel()))).nan_to_num(0.0, 0.0, 0.0).clamp(min=0)
             by_lines, by_norms = self._rises(x, y, rival, eps, domain)
-        promising = (by_lines < self.leaning * PROMISING * by_norms) & (eps > 0) if self.has_norms else eps > 0
+        promising = (by_lines < self.leaning * PROMISING * by_norms) & (eps > 0) if self.chooses else eps > 0
         return torch.where(promising, eps * (ahead / by_lines) ** (1 / LINES_POWER), 0.0).nan_to_num(0.0, FAR, 0.0)
 
     def _rises(self, x: Tensor, y: Tensor, rival: Tensor, eps: Tensor, domain: Domain) -> tuple[Tensor, Tensor]:
@@ -279,7 +289,7 @@ class Prover:
 
     def bendable(self, x: Tensor, y: Tensor, eps: Tensor, *, domain: Domain = None) -> Tensor:
         """Where boxes are to be sharpened by lines for balls of radius eps, (B,) bool."""
-        if self.has_lines and self.has_norms:
+        if self.has_lines and self.chooses:
             return self.promised(x, y, domain=domain) > HOPELESS / max(1.0, self.leaning) * eps
         return torch.full((len(x),), self.has_lines, dtype=torch.bool, device=x.device)
 
@@ -289,7 +299,7 @@ class Prover:
         plain = self.lead_of(guessed, y, slopes=False)
         if not self.has_slopes:
             return ~(plain <= 0)  # a NaN rules nothing out
-        if self.plan.units <= SMALL or relax or self.insists:
+        if relax or not self.spares:
             return ~(self.lead_of(guessed, y, verdict=True) <= 0)
         spare = self._wanted(guessed, y) + SPARE * (lead(guessed.logits, y) - plain).clamp(min=0)
         with exact_arithmetic():
@@ -300,7 +310,7 @@ class Prover:
     def is_near(self, ahead: Tensor, worst: Tensor) -> Tensor:
         """Where norms may prove what lines leave at a lead of `worst` (B,), for leads `ahead` at x."""
         missing = -worst > NEAR * (ahead - worst)
-        return ~missing if self.plan.units > SMALL and not self.insists else torch.ones_like(missing)
+        return ~missing if self.spares else torch.ones_like(missing)
 
     def within_reach(self, ahead: Tensor, worst: Tensor) -> Tensor:
         """Where norms taken more closely may prove what is not shown at a lead of `worst` (B,); `ahead` is that at x."""
