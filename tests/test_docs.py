@@ -114,6 +114,14 @@ def test_documents_show_the_results_that_are_there(document: str) -> None:
     assert text == expected, f"{document} is behind results/: python -m locallip.documents {document} results rewrites it"
 
 
+def test_pictures_show_the_results_that_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    from scaling_picture import pictures  # type: ignore[import-not-found]
+
+    for name, drawn in pictures(ROOT / "results").items():
+        assert (ROOT / "docs" / "images" / name).read_text(encoding="utf-8") == drawn, "python benchmarks/scaling_picture.py"
+
+
 def test_every_document_with_a_generated_part_is_compared() -> None:
     having = {path.relative_to(ROOT).as_posix() for path in DOCUMENTS if PART.search(path.read_text(encoding="utf-8"))}
     assert having == set(GENERATED)

@@ -134,7 +134,8 @@ def exponents(results: Path) -> str:
         ]
         head = ("Axis", "Time of a step", "Memory of a step", "Time of a certificate", "Memory of a certificate")
         middle = ", ".join(f"{name} {value}" for name, value in measured["middle"].items())
-        parts.append(f"{measured['about']['hardware']}, around {middle}:\n\n{markdown(head, rows)}")
+        picture = f"![What a step and a certificate cost along each axis](images/scaling-{kind}.svg)"
+        parts.append(f"{measured['about']['hardware']}, around {middle}:\n\n{markdown(head, rows)}\n\n{picture}")
     return "\n\n".join(parts) or NOTHING
 
 

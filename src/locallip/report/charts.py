@@ -154,7 +154,14 @@ def shares(rows: Sequence[tuple[str, Sequence[tuple[str, float]]]]) -> str:
     return _svg(parts + legend.parts, y + 8)
 
 
-def panels(charts: Sequence[tuple[str, Sequence[Line]]], x_name: str, y_name: str, *, log: bool = False) -> str:
+def panels(
+    charts: Sequence[tuple[str, Sequence[Line]]],
+    x_name: str,
+    y_name: str,
+    *,
+    log: bool = False,
+    log_x: bool = False,
+) -> str:
     """Small multiples: two charts beside each other, each with its title, one legend for all."""
     first = charts[0][1] if charts else []
     legend = _legend([_entry(line) for line in first])
@@ -170,6 +177,7 @@ def panels(charts: Sequence[tuple[str, Sequence[Line]]], x_name: str, y_name: st
             left=left,
             wide=wide,
             bottom=upper + high,
+            log_x=log_x,
         )
         parts.append(_text((x.begin + x.end) / 2, upper + 14, title, "label", "middle"))
         last = k >= len(charts) - 2
@@ -188,6 +196,7 @@ def _axes(
     left: float = 0,
     wide: float = WIDTH,
     bottom: float = HEIGHT,
+    log_x: bool = False,
 ) -> tuple[Axis, Axis]:
     x = [v for v in xs if math.isfinite(v)] or [0.0, 1.0]
     y = [v for v in ys if math.isfinite(v) and (v > 0 or not log)] or [0.1, 1.0]
@@ -198,7 +207,7 @@ def _axes(
         low, high = min(0.0, *y, 0.0), (max(y) if top is None else top) or 1.0
         high += 0.04 * (high - low) if top is None else 0
     return (
-        Axis(x_low, x_high, left + LEFT, left + wide - RIGHT),
+        Axis(x_low, x_high, left + LEFT, left + wide - RIGHT, log_x),
         Axis(low, high if high > low else low + 1, bottom - BOTTOM, upper + TOP, log),
     )
 
