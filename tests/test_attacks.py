@@ -139,7 +139,7 @@ def small_network(classes: int, seed: int, dtype: torch.dtype) -> nn.Module:
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     seed=st.integers(0, 10**6),
     size=st.floats(-4, 1).map(lambda power: 10**power),

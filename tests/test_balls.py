@@ -72,7 +72,6 @@ def test_other_norms_are_refused_by_name(given_) -> None:
 
 @BOTH
 @given(seed=st.integers(0, 10**6), reach=st.sampled_from([1e-9, 0.1, 3.0]), boxed=st.booleans())
-@settings(deadline=None)
 def test_what_is_drawn_stepped_and_projected_stays_inside(ball, seed: int, reach: float, boxed: bool) -> None:
     x = torch.rand(3, 2, 4, generator=seeded(seed), dtype=torch.float64)
     eps, domain = torch.full((3,), reach, dtype=torch.float64), (0.0, 1.0) if boxed else None
@@ -114,7 +113,6 @@ def test_gradients_that_overflow_vanish_or_are_nan_make_no_step_leave_the_ball(b
     boxed=st.booleans(),
     seed=st.integers(0, 10**6),
 )
-@settings(deadline=None)
 def test_the_l2_ball_around_an_l_infinity_ball_holds_its_corners(count, eps, scale, boxed, seed) -> None:
     """Exactly, in fractions: the furthest corner inside the domain is no further away than the radius."""
     x = scale * torch.rand(1, count, generator=seeded(seed), dtype=torch.float64)
@@ -171,7 +169,6 @@ def test_linear_networks_are_certified_up_to_their_exact_distance(guarantee: str
 
 
 @given(seed=st.integers(0, 10**6), eps=st.sampled_from([1e-3, 0.1, 2.0]), boxed=st.booleans())
-@settings(deadline=None)
 def test_margins_of_linear_networks_are_exact_and_never_above_fractions(seed: int, eps: float, boxed: bool) -> None:
     """min over the box of F_y - F_i in fractions, which neither rounding nor the domain may exceed."""
     layer = random_layer(5, 3, seed)
@@ -284,7 +281,7 @@ def attacked_from_everywhere(model: nn.Module, x: Tensor, y: Tensor, eps: Tensor
     guarantee=st.sampled_from(GUARANTEES[:2]),
     boxed=st.booleans(),
 )
-@settings(max_examples=8, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=8, derandomize=True, suppress_health_check=list(HealthCheck))
 def test_nothing_found_in_the_ball_is_below_the_proved_margin(
     activation, body, seed, gain, eps, method, guarantee, boxed
 ) -> None:

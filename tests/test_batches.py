@@ -39,7 +39,7 @@ def cropped(image, margin, top, left, mirrored):
     return (window[:, :, ::-1] if mirrored else window).astype(np.float32) / np.float32(255)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.integers(1, 200), st.integers(1, 250), st.integers(0, 2**31 - 1), st.integers(0, 10**6))
 def test_every_sample_once_an_epoch_and_a_last_batch_filled_without_doubles(count, batch, seed, epoch):
     r = recipe(batch=batch, seed=seed, augment="crop_flip")

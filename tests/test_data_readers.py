@@ -473,7 +473,7 @@ def test_what_is_no_plain_pickle_is_refused(content, message):
         read_plain(content)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.data())
 def test_changed_bytes_of_a_pickle_end_in_a_value_or_in_the_one_error(data):
     pixels, labels = pictures(0)

@@ -79,7 +79,7 @@ def extended(op: Masked) -> np.ndarray:
     return np.array([np.sqrt(((m @ u) ** 2).sum() / (u**2).sum()) for m, u in zip(matrix, tops, strict=True)])
 
 
-@settings(max_examples=600, deadline=None, derandomize=True)
+@settings(max_examples=600, derandomize=True)
 @given(op=masked_maps(), whole=st.sampled_from([0, 0, 512]))
 def test_never_below_the_norm_in_extended_precision_and_close_to_it(op: Masked, whole: int) -> None:
     value = CholeskyNorm(whole=whole)(op, KEY, LIKE).detach().numpy().astype(np.longdouble)

@@ -191,7 +191,7 @@ def recipe(batch: int, seed: int = 0) -> Recipe:
     return Recipe("t", "embedded", "small", "local-b", "0.5", 0.6, 1.0, batch=batch, seed=seed, augment="crop_flip")
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.integers(1, 120), st.integers(1, 8), st.integers(1, 12), st.integers(0, 10**6))
 def test_every_sample_stays_with_one_process(count: int, size: int, part: int, epoch: int) -> None:
     """The processes' parts of a batch together are the batch of one process, with the same crops."""

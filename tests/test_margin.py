@@ -34,7 +34,7 @@ def solve(direction: np.ndarray, lower: np.ndarray, upper: np.ndarray, radius: f
 
 
 @given(seed=st.integers(0, 10**6), size=st.integers(1, 12), share=st.sampled_from([0.05, 0.3, 0.7, 1.0, 3.0]))
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=300, derandomize=True)
 def test_support_is_the_optimum_and_never_below_it(seed, size, share):
     rng = np.random.default_rng(seed)
     direction = rng.normal(size=size) * (rng.random(size) < 0.8)

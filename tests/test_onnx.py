@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
@@ -177,7 +177,6 @@ def test_every_operator_with_a_rule_has_a_case() -> None:
     assert {name.split()[0] for name in CASES} == {*OPERATORS, "Constant"}
 
 
-@settings(deadline=None)
 @given(data=st.data())
 def test_drawn_graphs_compute_what_onnx_says(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Layers in any order, with skips over them where shapes allow it."""
@@ -753,7 +752,6 @@ def test_a_file_that_is_cut_short_is_refused_wherever_the_cut_is(tmp_path: Path)
         refused(content[:end], tmp_path)
 
 
-@settings(deadline=None)
 @given(data=st.data())
 def test_a_changed_byte_gives_what_the_file_says_or_a_refusal(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory

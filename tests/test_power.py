@@ -56,7 +56,7 @@ class Given:
         self.after = u
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(0, 10**6), st.sampled_from([1.0, 0.999, 0.97, 0.8, 0.3]), st.integers(1, 6))
 def test_never_above_the_norm_and_never_behind_plain_steps(seed, decay, steps):
     weight, op, norms = random_operator(seed, decay)

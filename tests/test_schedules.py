@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from locallip.training.recipe import Recipe, find, names
@@ -82,7 +82,6 @@ def test_a_decay_that_begins_with_the_last_epoch_never_begins(decay):
     assert learning_rate(recipe(decay=decay, decay_epoch=10.0), 10.0) == 1e-3
 
 
-@settings(deadline=None)
 @given(recipes(), shares)
 def test_nothing_ever_goes_beyond_its_target(r, share):
     at = setting(r, share * r.epochs)
@@ -92,7 +91,6 @@ def test_nothing_ever_goes_beyond_its_target(r, share):
     assert all(math.isfinite(value) for value in at)
 
 
-@settings(deadline=None)
 @given(recipes(), shares, shares)
 def test_radius_and_lambda_only_grow_and_the_rate_only_falls(r, one, other):
     early, late = (setting(r, share * r.epochs) for share in sorted((one, other)))
@@ -101,7 +99,6 @@ def test_radius_and_lambda_only_grow_and_the_rate_only_falls(r, one, other):
     assert late.learning_rate <= early.learning_rate * (1 + 1e-9)
 
 
-@settings(deadline=None)
 @given(recipes(), shares)
 def test_no_jumps_but_where_the_recipe_asks_for_one(r, share):
     """A step of a 10,000th of a ramp or a decay moves each value by about so much of its way."""

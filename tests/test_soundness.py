@@ -66,7 +66,7 @@ networks = {
 }
 #: Networks a test: all that the bars ask for with LOCALLIP_THOROUGH=1, a quarter of them otherwise.
 MANY = 200 if os.environ.get("LOCALLIP_THOROUGH") else 50
-thorough = settings(max_examples=MANY, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+thorough = settings(max_examples=MANY, derandomize=True, suppress_health_check=list(HealthCheck))
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)

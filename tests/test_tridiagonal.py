@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from locallip.norms.tridiagonal import POINTS, Tridiagonal
@@ -23,7 +23,6 @@ def random_matrices(batch: int, size: int, seed: int, scale: float = 1.0) -> Tri
     return Tridiagonal(scale * alpha, scale * beta)
 
 
-@settings(deadline=None)
 @given(st.integers(1, 5), st.integers(1, 60), st.integers(0, 10**6), st.sampled_from([-110, -3, 0, 110]))
 def test_the_largest_eigenvalue_is_that_of_a_dense_solver(batch: int, size: int, seed: int, exponent: int) -> None:
     matrix = random_matrices(batch, size, seed, 10.0**exponent)
@@ -33,7 +32,6 @@ def test_the_largest_eigenvalue_is_that_of_a_dense_solver(batch: int, size: int,
     torch.testing.assert_close(found, true, rtol=1e-9, atol=0)
 
 
-@settings(deadline=None)
 @given(size=st.integers(1, 60), seed=st.integers(0, 10**6), value=st.floats(-200, 60))
 def test_the_determinant_passes_its_value_just_below_what_is_found(size: int, seed: int, value: float) -> None:
     """log det at the point found is at least the value, and below it at a point with 0.1 % less of the gap."""

@@ -243,7 +243,7 @@ def test_messages_hold_nothing_that_a_terminal_obeys() -> None:
 
 
 @given(st.text(alphabet="()XY_01 <=>.-;\nassertandordeclare-constReal", max_size=200))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_any_text_is_read_or_refused(text: str) -> None:
     for before in ("", VALID):
         try:
@@ -257,7 +257,6 @@ def test_any_text_is_read_or_refused(text: str) -> None:
 
 
 @given(st.lists(st.tuples(st.fractions(-5, 5), st.fractions(0, 1)), min_size=1, max_size=5))
-@settings(deadline=None)
 def test_boxes_are_rounded_outward_for_proofs_and_inward_for_points(ends: list[tuple[Fraction, Fraction]]) -> None:
     lower, upper = tuple(low for low, _ in ends), tuple(low + width for low, width in ends)
     spec = Spec(lower, upper, 2, 0, (1,))
@@ -297,7 +296,7 @@ def grid(spec: Spec, steps: int) -> Tensor:
     label=st.integers(0, 2),
     rivals=st.sampled_from([None, 1]),
 )
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=25, derandomize=True)
 def test_answers_are_those_of_enumeration(guarantee: str, seed: int, size: float, label: int, rivals: int | None) -> None:
     """unsat: no point of a fine grid lets a rival reach the label; sat: the point is in the box, and one does."""
     model = network(seed=seed)

@@ -278,7 +278,7 @@ def convolutions(draw: st.DrawFn) -> Built:
     return Built(op, weights, reference)
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150, derandomize=True)
 @given(convolutions())
 def test_any_convolution(built: Built) -> None:
     op = built.op
