@@ -16,7 +16,7 @@ import locallip as ll
 from locallip.activations import SortPairs
 from locallip.attacks import pgd_l2
 from locallip.bounds import Trace, global_bound, propagate
-from locallip.bounds.bends import Bend
+from locallip.bounds.bend import Bend
 from locallip.bounds.branching import Branching, CutWay, Parts, bends_of
 from locallip.network import Network, PassThrough
 from locallip.norms import CholeskyNorm

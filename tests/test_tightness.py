@@ -15,7 +15,8 @@ from torch import Tensor, nn
 import locallip as ll
 from locallip.activations import Box, SortPairs, Varying, clip, relu
 from locallip.bounds import Trace, global_bound, propagate, worst_logits
-from locallip.bounds.bends import Before, bends
+from locallip.bounds.bend import Before
+from locallip.bounds.bends import bends
 from locallip.bounds.pullback import Pullback, Way
 from locallip.norms import CholeskyNorm
 from tests.random_networks import BODIES, random_network

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from locallip.activations import Activation, Box
-from locallip.bounds.bends import Before
+from locallip.bounds.bend import Before
 from locallip.bounds.lines import Lines, Side, lines_of, unstable
 
 from .cases import ACTIVATIONS, ActivationCase

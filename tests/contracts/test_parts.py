@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from locallip.activations import Box, SortPairs
-from locallip.bounds.bends import Bend, Curved, bends
+from locallip.bounds.bend import Bend
+from locallip.bounds.bends import bends
+from locallip.bounds.curved import Curved
 
 from .cases import ACTIVATIONS, ActivationCase
 from .test_activations import Draw

@@ -18,7 +18,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from locallip.bounds.bends import Bend
+from locallip.bounds.bend import Bend
 from locallip.bounds.margin import lowered
 from locallip.bounds.pullback import DUST, RATE, TOGETHER, Pullback, Way, descend, summed_up
 from locallip.bounds.region import Trace

@@ -18,7 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from locallip.activations import Activation, Box, Clip, MaxPool2d, SortPairs
-from locallip.bounds.bends import Before, Bend, bends, clipped
+from locallip.bounds.bend import Before, Bend
+from locallip.bounds.bends import bends, clipped
 from locallip.network import PassThrough
 from locallip.rounding import gamma, up
 

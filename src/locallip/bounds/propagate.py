@@ -20,7 +20,7 @@ from torch import Tensor
 
 from locallip.activations import Box, Varying
 from locallip.balls import L2, Ball, Domain, box_of
-from locallip.bounds.bends import Before
+from locallip.bounds.bend import Before
 from locallip.bounds.plan import MemoryPlan
 from locallip.bounds.region import Region, Trace
 from locallip.bounds.relaxation import LIMIT, Relaxation

@@ -1,7 +1,7 @@
 """The difference of two logits pulled back through the network, with slopes that are looked for and may be any.
 
 (w_i - w_y) . (z(x') - z(x)) is bounded over the last box and ball in margin.py. Here an activation is replaced by slopes
-alpha and a remainder (bends.py): g . (z' - z) = (alpha g) . (y' - y) + g . r. The remainder is bounded over its own box and
+alpha and a remainder (bend.py): g . (z' - z) = (alpha g) . (y' - y) + g . r. The remainder is bounded over its own box and
 ball, and the first part goes on as (W^T alpha g) . (z' - z) to the sources of the stage, up to the input. Every alpha gives
 a bound, so it is sought by descent in float32; what counts is one evaluation in float64 with outward rounding.
 """
@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from locallip.bounds.bends import Before, Bend, bends
+from locallip.bounds.bend import Before, Bend
+from locallip.bounds.bends import bends
 from locallip.bounds.lines import DUST
 from locallip.bounds.region import Region, Trace, width_of
 from locallip.bounds.support import scaled_box, support

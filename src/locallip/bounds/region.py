@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from locallip.activations import Box, Varying
-from locallip.bounds.bends import Before, taken
+from locallip.bounds.bend import Before, taken
 from locallip.bounds.plan import MemoryPlan
 from locallip.norms import NormKey
 from locallip.rounding import up

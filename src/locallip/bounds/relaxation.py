@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from locallip.activations import Box
-from locallip.bounds.bends import Before
+from locallip.bounds.bend import Before
 from locallip.bounds.lines import DUST, STEPS, Lines, Side, gaps, lines_of, summed, unstable
 from locallip.bounds.plan import MemoryPlan
 from locallip.bounds.pullback import met
