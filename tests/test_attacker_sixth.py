@@ -246,7 +246,7 @@ def test_guesses_that_lie_prove_nothing(says: float, guarantee: str, monkeypatch
     assert bool((found > 0).all())
     assert bool((found <= true * (1 + 1e-12)).all())
     prover = ll.certify.__globals__["Certifier"](model, (6,), guarantee=guarantee, seed=0, attack_steps=0)
-    prover.prover._guess = Liar(says)
+    prover.prover.guess = Liar(says)
     assert ll.Verdict.CERTIFIED not in prover(x, y, true * (1 + 1e-9)).verdicts
 
 

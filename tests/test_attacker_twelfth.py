@@ -23,7 +23,8 @@ import locallip as ll
 from locallip.activations import Activation, Box, SortPairs, Varying
 from locallip.activations.base import Unitwise
 from locallip.bounds import relaxation, worst_logits
-from locallip.certify import prover
+from locallip.certify import guesses
+from locallip.certify.guesses import promised
 from locallip.certify.prover import Prover
 from locallip.data import DamagedData, ImageSet, load_own, pixels
 from locallip.network import Stage
@@ -293,12 +294,12 @@ def test_rows_by_lines_are_confirmed_with_other_random_numbers(tmp_path: Path, m
     x = pixels(picture).double()
     images = ImageSet("one", "test", picture, model(x).argmax(1), ("a", "b", "c"))
     edge = edge_of_promising(Prover(model, (1, 2, 2), "high_probability"), x, images.labels, monkeypatch)
-    monkeypatch.setattr(prover, "PROMISING", edge * (1 + 1e-5))
+    monkeypatch.setattr(guesses, "PROMISING", edge * (1 + 1e-5))
     rows, *_ = certify_images(Job("mine", "1", attack_steps=0, out=tmp_path / "rows.jsonl"), model, images)
     assert (rows[0].verdict, rows[0].decided_by) == ("CERTIFIED", "lines")
     assert rows[0].margin is not None
     assert rows[0].margin > 0.05
-    monkeypatch.setattr(prover, "PROMISING", edge * (1 - 1e-5))
+    monkeypatch.setattr(guesses, "PROMISING", edge * (1 - 1e-5))
     assert verify_rows(tmp_path / "rows.jsonl", model, images) == []
 
 
@@ -327,8 +328,8 @@ def edge_of_promising(proof: Prover, x: Tensor, y: Tensor, monkeypatch: pytest.M
     low, high = 0.0, 2.0
     for _ in range(40):
         middle = (low + high) / 2
-        monkeypatch.setattr(prover, "PROMISING", middle)
-        low, high = (low, middle) if bool(proof.promised(x, y) > 0) else (middle, high)
+        monkeypatch.setattr(guesses, "PROMISING", middle)
+        low, high = (low, middle) if bool(promised(proof, x, y) > 0) else (middle, high)
     return high
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor
 import locallip as ll
 from locallip.bounds import Trace, margin, worst_logits
 from locallip.bounds.pullback import Pullback, Wanted
-from locallip.certify import Certifier
+from locallip.certify import Certifier, guesses
 from locallip.certify.prover import Prover, lead
 from locallip.data import load_images, pixels
 from tests.random_networks import random_network
@@ -106,7 +105,7 @@ def test_what_lines_do_not_prove_is_left_to_norms() -> None:
 def test_thorough_certifies_what_auto_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """With thresholds that give up everything that is open, auto is left with plain bounds and thorough is not."""
     monkeypatch.setattr(margin, "SMALL", 0)
-    monkeypatch.setattr(sys.modules[Prover.__module__], "SMALL", 0)
+    monkeypatch.setattr(guesses, "SMALL", 0)
     monkeypatch.setattr(margin, "FAR", -1.0)
     monkeypatch.setattr(margin, "FAR_BEHIND", -1.0)
     counts = {"auto": 0, "thorough": 0}

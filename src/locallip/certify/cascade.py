@@ -17,6 +17,7 @@ from locallip.arithmetic import alone, autocast_off
 from locallip.attacks import pgd_l2
 from locallip.balls import Ball, Domain
 from locallip.bounds import Relax
+from locallip.certify import guesses
 from locallip.certify.confirm import best_class, confirmed, surely
 from locallip.certify.inputs import Eps, as_batch, as_domain, as_eps, as_labels, as_seconds, check_batch_size
 from locallip.certify.prover import LocalLayers, Margin, Method, Prover, fingerprint, lead, number_of_classes
@@ -293,17 +294,18 @@ class _Cascade:
         check = LOCAL_SLOPES if self.prover.has_slopes else LOCAL
         index = self._try("all", check, index)
         if self.prover.guarantee is Guarantee.HIGH_PROBABILITY:  # other proofs are close already
-            reach = self.prover.within_reach(self.ahead[index.cpu()], self.margin[index.cpu()])
+            reach = guesses.within_reach(self.ahead[index.cpu()], self.margin[index.cpu()])
             self._try("closely", check, index[reach.to(index.device)])
 
     def _by_lines(self, index: Tensor) -> Tensor:
         """Certify by lines and the boxes that they sharpen, where these promise more than norms; returns the others."""
-        parts = [self.prover.bendable(*self.inputs.take(some), domain=self.inputs.domain) for some in self._split(index)]
-        bendable = torch.cat(parts) if parts else torch.zeros_like(index, dtype=torch.bool)
+        domain, parts = self.inputs.domain, self._split(index)
+        found = [guesses.bendable(self.prover, *self.inputs.take(some), domain=domain) for some in parts]
+        bendable = torch.cat(found) if found else torch.zeros_like(index, dtype=torch.bool)
         left = self._try("none", LINES, index[bendable], slopes=not self.prover.has_norms, relax="boxes")
         if not self.prover.has_norms:
             return left
-        near = self.prover.is_near(self.ahead[left.cpu()], self.margin[left.cpu()]).to(left.device)
+        near = guesses.is_near(self.prover, self.ahead[left.cpu()], self.margin[left.cpu()]).to(left.device)
         hopeful = left[near]
         if not self.prover.is_dense:
             hopeful = self._each_batch(partial(self._promising, relax="boxes"), hopeful)
@@ -366,7 +368,7 @@ class _Cascade:
 
     def _promising(self, index: Tensor, relax: Relax | None = None) -> Tensor:
         """Those where norms of all layers have a chance."""
-        return index[self.prover.may_prove(*self.inputs.take(index), domain=self.inputs.domain, relax=relax)]
+        return index[guesses.may_prove(self.prover, *self.inputs.take(index), domain=self.inputs.domain, relax=relax)]
 
     def _attack(self, index: Tensor) -> Tensor:
         """Mark as attacked what surely changes class at a point surely inside the ball; returns the rest.

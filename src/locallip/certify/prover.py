@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -29,12 +28,9 @@ from locallip.bounds import (
     global_bound,
     norm_keys,
     propagate,
-    rises_by_lines,
     worst_logits,
 )
-from locallip.bounds.margin import SMALL
 from locallip.bounds.plan import plan_of
-from locallip.bounds.pullback import Pullback
 from locallip.certify.inputs import as_deployed, as_method, check_model, check_numbers, check_scale, check_shape
 from locallip.network import Digests, Network, bytes_of, check_no_cache, described, lower, lower_again, module_rule
 from locallip.norms import CholeskyNorm, Guarantee, LanczosNorm, NormRule, RitzNorm
@@ -47,26 +43,6 @@ LocalLayers = Literal["none", "dense", "all", "closely"]
 #: slopes pull the worst logits back through the network (bounds/pullback.py). Where only a verdict is asked for, "auto"
 #: gives up early what will hardly be shown, and "thorough" nothing.
 Method = Literal["auto", "thorough", "local", "lines"]
-#: Boxes are sharpened by lines where these, with boxes as they are, let classes rise by less than this share of what norms
-#: do. Few inputs of networks that were trained with the local bound come below, and most of others do.
-PROMISING = 0.5
-#: Where lines promise less than this share of a radius, nothing was certified by them there (benchmarks/NOTES.md).
-HOPELESS = 0.125
-#: In large networks a proof with slopes is tried where norms from below leave the label such a share of what they take from
-#: it: those that are proved take as much more.
-SPARE = 0.01
-#: In large networks norms with sharpened boxes are tried where lines alone miss at most this share of what they take from
-#: the label: published ones needed a fifth of it.
-NEAR = 0.3
-#: Norms are taken more closely where what is missing is at most this share of what they take from the label: all of them
-#: together hardly become smaller by more.
-WITHIN_REACH = 0.03
-#: Steps of the multiplier in a guess.
-ROUGH_STEPS = 6
-#: What lines let a margin lose grows about as this power of eps: boxes grow, and the gaps in them.
-LINES_POWER = 1.8
-#: A guess of a radius where nothing rises.
-FAR = 1e30
 #: Steps of the guess where a proof may succeed: few, as it may err towards trying.
 GUESS_STEPS = 40
 #: The norms over all inputs are taken once and stand in every certificate, so they are taken more closely than those of one
@@ -141,7 +117,7 @@ class Prover:
             self.has_lines = self.has_slopes = False
             self.plan.warn_of(lines=True)
         # The starts of a proof must not depend on how it was decided to try it.
-        self._guess = RitzNorm(GUESS_STEPS, seed=another_seed(seed))
+        self.guess = RitzNorm(GUESS_STEPS, seed=another_seed(seed))
         dense, last = dense_places(self.network), len(self.network.stages) - 1
         self.is_dense = len(dense) == self.network.num_norms
         # No margin needs the norm of the last layer, so it alone is no reason to try.
@@ -176,19 +152,9 @@ class Prover:
             self.plan.warn_of(lines=False)
         return max(1, found)
 
-    @property
-    def spares(self) -> bool:
-        """What will hardly be shown is given up early: in large networks, but for those who insist."""
-        return self.plan.units > SMALL and not self.insists
-
-    @property
-    def chooses(self) -> bool:
-        """Lines are left out where they promise little beside norms: small networks always have the time for both."""
-        return self.has_norms and (self.spares or not self.leaning)
-
     def seed_again(self, seed: int) -> None:
         """Begin new streams of random numbers; the bound over all inputs stays."""
-        self._guess = RitzNorm(GUESS_STEPS, seed=another_seed(seed))
+        self.guess = RitzNorm(GUESS_STEPS, seed=another_seed(seed))
         if self.guarantee is not Guarantee.DETERMINISTIC:
             self.rule = _rule(self.guarantee, self.network, self._per_norm, self._power_steps, seed)
 
@@ -203,7 +169,7 @@ class Prover:
     ) -> Trace:
         """The bound with norms for every input in the layers `local`, for float64 x and eps (B,)."""
         rule = CeilingNorm(self.ceiling) if local == "none" else self._local_rule(local)
-        return self._trace(rule, x, eps, domain, relax)
+        return self.trace_by(rule, x, eps, domain, relax)
 
     def _local_rule(self, local: LocalLayers) -> NormRule:
         rule = self.rule
@@ -214,7 +180,7 @@ class Prover:
         rule = rule.sharpened(DENSE_RTOL, DENSE_STEPS) if isinstance(rule, LanczosNorm) else rule
         return PartlyLocal(rule, dense_places(self.network), self.ceiling)
 
-    def _trace(self, rule: NormRule, x: Tensor, eps: Tensor, domain: Domain, relax: Relax | None = None) -> Trace:
+    def trace_by(self, rule: NormRule, x: Tensor, eps: Tensor, domain: Domain, relax: Relax | None = None) -> Trace:
         with exact_arithmetic():
             return propagate(
                 self.network,
@@ -257,65 +223,6 @@ class Prover:
         assert trace.logits_error is not None
         return Margin(self.lead_of(trace, y, slopes, verdict), trace.lipschitz, trace.logits, trace.logits_error)
 
-    def promised(self, x: Tensor, y: Tensor, *, domain: Domain = None) -> Tensor:
-        """About the radius that boxes sharpened by lines certify, (B,); 0 where norms promise more.
-
-        It is seen on the ball that the bound over all inputs certifies without any boxes, whatever radius is asked for.
-        """
-        with exact_arithmetic():
-            logits = self.network(x)
-            ahead, rival = lead(logits, y), logits.scatter(1, y[:, None], -float("inf")).argmax(1)
-            eps = (ahead / (self.ceiling.total * self.ball.stretch(x[:1].numel()))).nan_to_num(0.0, 0.0, 0.0).clamp(min=0)
-            by_lines, by_norms = self._rises(x, y, rival, eps, domain)
-        promising = (by_lines < self.leaning * PROMISING * by_norms) & (eps > 0) if self.chooses else eps > 0
-        return torch.where(promising, eps * (ahead / by_lines) ** (1 / LINES_POWER), 0.0).nan_to_num(0.0, FAR, 0.0)
-
-    def _rises(self, x: Tensor, y: Tensor, rival: Tensor, eps: Tensor, domain: Domain) -> tuple[Tensor, Tensor]:
-        """About how far the rival comes up on the label by lines and by norms over all inputs, (B,) each.
-
-        It is a guess, so it is made in float32 without outward rounding wherever slopes pass all activations.
-        """
-        options = {"input_domain": domain, "ball": self.ball, "keep_before": True}
-        trace = propagate(self.network, x.float(), eps.float(), CeilingNorm(self.ceiling), **options)  # type: ignore[arg-type]
-        way = Pullback(self.network, trace)
-        if len(way.stages) == len(trace.before):
-            by_lines = way.roughly(torch.arange(len(x), device=x.device), rival, y)
-            worst = worst_logits(self.network, trace, y, steps=ROUGH_STEPS).worst
-        else:
-            trace = self.trace(x, eps, local="none", domain=domain, relax="lines")
-            by_lines = rises_by_lines(self.network, trace, y, rival[:, None])[:, 0]
-            worst = worst_logits(self.network, replace(trace, relaxation=None), y, outward=True, slope_steps=0).worst
-        return by_lines.to(eps), (lead(trace.logits, y) - lead(worst, y)).to(eps)
-
-    def bendable(self, x: Tensor, y: Tensor, eps: Tensor, *, domain: Domain = None) -> Tensor:
-        """Where boxes are to be sharpened by lines for balls of radius eps, (B,) bool."""
-        if self.has_lines and self.chooses:
-            return self.promised(x, y, domain=domain) > HOPELESS / max(1.0, self.leaning) * eps
-        return torch.full((len(x),), self.has_lines, dtype=torch.bool, device=x.device)
-
-    def may_prove(self, x: Tensor, y: Tensor, eps: Tensor, *, domain: Domain = None, relax: Relax | None = None) -> Tensor:
-        """Where norms from below, which are never above proved ones, leave the margin a chance; (B,) bool."""
-        guessed = self._trace(self._guess, x, eps, domain, relax)
-        plain = self.lead_of(guessed, y, slopes=False)
-        if not self.has_slopes:
-            return ~(plain <= 0)  # a NaN rules nothing out
-        if relax or not self.spares:
-            return ~(self.lead_of(guessed, y, verdict=True) <= 0)
-        spare = self._wanted(guessed, y) + SPARE * (lead(guessed.logits, y) - plain).clamp(min=0)
-        with exact_arithmetic():
-            steps, last = self.slope_steps, 1
-            worst = worst_logits(self.network, guessed, y, outward=True, slope_steps=steps, depth=last, wanted=spare).worst
-        return ~(plain <= 0) | ~(lead(worst, y) <= spare)
-
-    def is_near(self, ahead: Tensor, worst: Tensor) -> Tensor:
-        """Where norms may prove what lines leave at a lead of `worst` (B,), for leads `ahead` at x."""
-        missing = -worst > NEAR * (ahead - worst)
-        return ~missing if self.spares else torch.ones_like(missing)
-
-    def within_reach(self, ahead: Tensor, worst: Tensor) -> Tensor:
-        """Where norms taken more closely may prove what is not shown at a lead of `worst` (B,); `ahead` is that at x."""
-        return ~(-worst > WITHIN_REACH * (ahead - worst))
-
     def lead_of(self, trace: Trace, y: Tensor, slopes: bool = True, verdict: bool = False) -> Tensor:
         """What a trace proves of the label's lead, (B,), as in `margin`; NaN where nothing is."""
         worst = self._worst(trace, y, slopes, verdict).worst
@@ -329,7 +236,7 @@ class Prover:
         assert trace.logits_error is not None
         worst = self._worst(trace, y, True).worst
         with exact_arithmetic():
-            level = worst.gather(1, y[:, None])[:, 0] - self._wanted(trace, y)
+            level = worst.gather(1, y[:, None])[:, 0] - self.wanted(trace, y)
             worst = branched(self.network, trace, y, worst, level, seconds)
             ahead = lead(self._deployed(trace, worst, y), y)
         return Margin(ahead, trace.lipschitz, trace.logits, trace.logits_error)
@@ -343,7 +250,7 @@ class Prover:
         error = up(deployed_error(self.network, trace, self.deployed_dtype)) + gamma(2, worst.dtype) * worst.abs()
         return torch.where(label, worst - error, worst + error)
 
-    def _wanted(self, trace: Trace, y: Tensor) -> Tensor:
+    def wanted(self, trace: Trace, y: Tensor) -> Tensor:
         """The lead that the label must have, (B,): logits of the float32 program come nearer to each other."""
         none = torch.zeros_like(trace.logits)
         return none[:, 0] if self.deployed_dtype is None else -lead(self._deployed(trace, none, y), y)
@@ -351,7 +258,7 @@ class Prover:
     def _worst(self, trace: Trace, y: Tensor, slopes: bool, verdict: bool = False) -> WorstLogits:
         with exact_arithmetic():
             steps = self.slope_steps if slopes and self.has_slopes else 0
-            wanted = self._wanted(trace, y) if steps and verdict and not self.insists else None
+            wanted = self.wanted(trace, y) if steps and verdict and not self.insists else None
             return worst_logits(self.network, trace, y, outward=True, slope_steps=steps, wanted=wanted)
 
     def clean_logits(self, x: Tensor) -> tuple[Tensor, Tensor]:

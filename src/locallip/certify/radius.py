@@ -14,9 +14,11 @@ from torch import Tensor, nn
 from locallip.arithmetic import alone
 from locallip.balls import Ball, Domain, as_ball
 from locallip.bounds import Relax
+from locallip.certify import guesses
 from locallip.certify.crossing import Crossing
+from locallip.certify.guesses import LINES_POWER
 from locallip.certify.inputs import as_batch, as_deployed, as_domain, as_labels, as_seconds, check_batch_size
-from locallip.certify.prover import LINES_POWER, LocalLayers, Method, Prover, another_seed, fingerprint, number_of_classes
+from locallip.certify.prover import LocalLayers, Method, Prover, another_seed, fingerprint, number_of_classes
 from locallip.norms import Guarantee, LanczosNorm
 
 #: Proofs per input at most, fixed beforehand, for the failure probability is split over them; and which share of the guessed
@@ -243,7 +245,7 @@ class _Search:
         index = index[(gain > proved)[index]]
         first = torch.zeros_like(proved)
         for some in index.split(self.batch_size) if len(index) else ():
-            first[some] = self.prover.promised(self.x[some], self.y[some], domain=self.domain)
+            first[some] = guesses.promised(self.prover, self.x[some], self.y[some], domain=self.domain)
         self.bendable, first = first > 0, torch.maximum(first, gain)
         index = index[self.bendable[index]]
         if not len(index):
