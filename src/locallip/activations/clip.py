@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -85,11 +86,12 @@ class Clip(Unitwise):
         return self.low, self._high(dtype)
 
     def _clip(self, *values: Tensor) -> tuple[Tensor, ...]:
-        high = self._high(values[0].dtype)
-        high = high if isinstance(high, Tensor) else values[0].new_full((), high)
+        dtype = values[0].dtype
+        low, high = _within(self.low, dtype), self._high(dtype)
+        high = high if isinstance(high, Tensor) else values[0].new_full((), _within(high, dtype))
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # a compiler chooses itself what to keep
-            return _ClipByte.apply(self.low, high, *values)[:-1]
-        return tuple(torch.clamp(z, z.new_full((), self.low), high) for z in values)
+            return _ClipByte.apply(low, high, *values)[:-1]
+        return tuple(torch.clamp(z, z.new_full((), low), high) for z in values)
 
     def __call__(self, z: Tensor) -> Tensor:
         return self._clip(z)[0]
@@ -117,6 +119,11 @@ class Clip(Unitwise):
         if not isinstance(high, Tensor) and high == float("inf"):
             return Hinge(below, torch.zeros_like(below))
         return Hinge(below, (high - box.lower).clamp(min=0))
+
+
+def _within(threshold: float, dtype: torch.dtype) -> float:
+    """A threshold of float64, as searches in float32 take it: one beyond all numbers of the dtype cuts none of them off."""
+    return threshold if abs(threshold) <= torch.finfo(dtype).max else math.copysign(math.inf, threshold)
 
 
 def relu() -> Clip:
