@@ -107,9 +107,10 @@ def _pixels(images: np.ndarray, path: Path) -> Tensor:
     if not np.isfinite(images).all():
         raise DamagedData(f"{path}: images hold NaN or infinite values")
     if images.size and (images.min() < 0 or images.max() > 1):
+        low, high = float(images.min()), float(images.max())  # whole: 1.0000001 is no 1
         raise DamagedData(
-            f"{path}: images run from {images.min():.4g} to {images.max():.4g}, expected floats in [0, 1], or uint8 from 0 "
-            "to 255; what the network does to pixels beyond that, such as subtracting a mean, belongs into its file"
+            f"{path}: images run from {low!r} to {high!r}, expected floats in [0, 1], or uint8 from 0 to 255; what "
+            "the network does to pixels beyond that, such as subtracting a mean, belongs into its file"
         )
     return torch.from_numpy(np.array(images, dtype=np.float32, order="C"))
 
@@ -134,7 +135,7 @@ def _folder(path: Path, shape: Sequence[int], classes: int) -> tuple[Tensor, Ten
     for label, folder in _classes(path, classes):
         for file in sorted(entry for entry in folder.iterdir() if not entry.name.startswith(".")):
             images.append(_decoded(file, shape, reader))
-            labels.append(label)
+            labels.append(min(label, 2**31))  # far beyond any number of classes, and within int64
     stacked = np.stack(images) if images else np.empty((0, *shape), np.uint8)
     return torch.from_numpy(stacked), torch.tensor(labels, dtype=torch.int64)
 
