@@ -493,7 +493,7 @@ def test_a_run_folder_is_called_by_its_name_from_inside_too(network_file, tmp_pa
         shutil.copy(folder / name, away / name)
     code, _, said = called(capsys, "verify", away / "rows.jsonl")
     assert code == 2
-    assert "rows.jsonl is about mine: say where that is with --model" in said
+    assert "rows.jsonl is about 'mine': say where that is with --model" in said
     code, _, said = called(capsys, "verify", "nothing.jsonl")
     assert (code, said) == (2, "locallip: there is no nothing.jsonl\n")
 

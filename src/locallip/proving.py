@@ -19,7 +19,7 @@ from locallip.options import check, device_of
 from locallip.processes import processes
 from locallip.proofs import Job, WrongRows, certify_images, verify_rows
 from locallip.proofs.rows import FORMATS
-from locallip.proofs.settings import MOST_SECONDS, Settings, about_file
+from locallip.proofs.settings import MOST_SECONDS, MOST_STEPS, Settings, about_file
 from locallip.proofs.settings import read_about as read_settings
 from locallip.proofs.summary import describe
 from locallip.zoo import WrongModel
@@ -116,8 +116,8 @@ def certify(
     check(seed is None or 0 <= seed < 2**62, f"--seed must be between 0 and {2**62 - 1}, got {seed}")
     check(1e-15 <= failure_prob < 1, f"--failure-prob must lie between 1e-15 and 1, got {failure_prob}")
     check(not radius or failure_prob >= 2e-15, f"--failure-prob must be at least 2e-15 with --radius, got {failure_prob}")
-    check(attack_steps <= 10**6, f"--attack-steps must be at most 1000000, got {attack_steps}")
-    check(power_steps <= 10**6, f"--power-steps must be at most 1000000, got {power_steps}")
+    check(attack_steps <= MOST_STEPS, f"--attack-steps must be at most {MOST_STEPS}, got {attack_steps}")
+    check(power_steps <= MOST_STEPS, f"--power-steps must be at most {MOST_STEPS}, got {power_steps}")
     if out is not None:
         check(out.suffix in FORMATS, f"--out {out}: rows are kept in files that end in {' or '.join(FORMATS)}")
         check(out.parent.is_dir(), f"--out {out}: there is no folder {out.parent}")
@@ -213,7 +213,7 @@ def verify(
         network, images, _ = brought(named, *where)
     except WrongModel as error:
         raise WrongModel(
-            f"{error}. {rows} is about {settings.model}: say where that is with --model" if model is None else str(error)
+            f"{error}. {rows} is about {settings.model!r}: say where that is with --model" if model is None else str(error)
         ) from None
     place = device_of(device) or torch.device("cuda" if torch.cuda.is_available() else "cpu")
     say = (lambda line: None) if json or not sys.stderr.isatty() else _to_stderr
@@ -245,7 +245,7 @@ def _data_of(rows: Path, settings: Settings, given: Path | None) -> str | Path:
         return given
     name = Path(settings.data).name  # never a path that somebody else has written into the settings
     for place in (rows.parent / name, Path(name)):
-        if name and place.exists():
+        if name not in ("", "..") and place.exists():
             return place
     known = ", ".join(READERS)
     raise WrongRows(

@@ -11,7 +11,7 @@ from locallip.balls import L2, said
 from locallip.data import ImageSet
 from locallip.proofs import WrongRows
 from locallip.proofs.check import out_of_order
-from locallip.proofs.rows import parsed, read_lines, value_of
+from locallip.proofs.rows import named, parsed, read_lines, value_of
 from locallip.proofs.settings import (
     COMMON,
     Checks,
@@ -110,7 +110,7 @@ def read_attack_rows(path: Path) -> list[AttackRow]:
 
 def _row(values: Mapping[str, Any], where: str) -> AttackRow:
     if set(values) != set(FIELDS):
-        raise WrongRows(f"{where} has the fields {', '.join(values)}; expected {', '.join(FIELDS)}")
+        raise WrongRows(f"{where} has the fields {named(values)}; expected {', '.join(FIELDS)}")
     return AttackRow(**{name: value_of(name, values[name], where, _KINDS, _MAY_LACK) for name in FIELDS})
 
 

@@ -8,14 +8,16 @@ import io
 import json
 import math
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from locallip.balls import L2
+from locallip.balls import L2, NORMS
 from locallip.certify import Verdict
 from locallip.files import write_atomically
+from locallip.norms import Guarantee
 
 FORMATS = (".jsonl", ".csv")
 
@@ -89,7 +91,8 @@ def read_rows(path: Path, *, whole: bool = True) -> list[Row]:
         if lines[0] not in [",".join(names) for names in _KNOWN_FIELDS]:
             raise WrongRows(f"{path} begins with {lines[0][:80]!r}, not with the names of the columns")
         try:
-            values = list(csv.DictReader(lines))
+            ended = (f"{line}\n" for line in lines)  # where a quoted word goes over two lines, it is no word of ours
+            values = list(csv.DictReader(ended))
         except csv.Error as error:
             raise WrongRows(f"{path} is not valid CSV: {error}") from None
         return [_row(value, f"{path}, line {number}", text=True) for number, value in enumerate(values, start=2)]
@@ -112,7 +115,7 @@ def read_lines(path: Path, whole: bool) -> list[str]:
     return lines
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """A field that is there twice says one thing to us and perhaps another to somebody else."""
     values = dict(pairs)
     if len(values) < len(pairs):
@@ -123,7 +126,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def parsed(line: str, where: str) -> Mapping[str, Any]:
     """The fields of a line of JSON."""
     try:
-        value = json.loads(line, object_pairs_hook=_once)
+        value = json.loads(line, object_pairs_hook=once)
     except (ValueError, RecursionError) as error:
         raise WrongRows(f"{where} is not valid JSON: {error}") from None
     if not isinstance(value, dict):
@@ -131,6 +134,8 @@ def parsed(line: str, where: str) -> Mapping[str, Any]:
     return value
 
 
+#: Python's own reading also takes 1_0, blanks and the digits of other scripts.
+_NUMBER = re.compile(r"[-+0-9.eE]+")
 _KINDS: dict[str, type] = {
     "index": int,
     "label": int,
@@ -140,17 +145,28 @@ _KINDS: dict[str, type] = {
     "guarantee": str,
     "norm": str,
 }
+_WORDS: Mapping[str, Sequence[str]] = {
+    "verdict": list(Verdict),
+    "guarantee": [member.value for member in Guarantee],
+    "norm": NORMS,
+}
 _MAY_LACK = ("prediction", "margin", "lipschitz", "global_lipschitz", "radius")
 
 
 def _row(values: Mapping[str, Any], where: str, text: bool = False) -> Row:
     if set(values) not in [set(names) for names in _KNOWN_FIELDS]:
-        raise WrongRows(f"{where} has the fields {', '.join(map(str, values))}; expected {', '.join(FIELDS)}")
+        raise WrongRows(f"{where} has the fields {named(values)}; expected {', '.join(FIELDS)}")
     values = {"norm": L2.norm, **values}
     row = Row(**{name: value_of(name, values.get(name), where, _KINDS, _MAY_LACK, text) for name in FIELDS})
-    if row.verdict not in list(Verdict):
-        raise WrongRows(f"{where}: unknown verdict {row.verdict!r}")
+    for name, known in _WORDS.items():
+        if getattr(row, name) not in known:
+            raise WrongRows(f"{where}: unknown {name} {getattr(row, name)[:60]!r}")
     return row
+
+
+def named(fields: Iterable[object]) -> str:
+    """Names that may be anybody's, without what a terminal would obey."""
+    return ", ".join(repr(str(name))[1:-1][:60] for name in fields)
 
 
 def value_of(
@@ -162,7 +178,8 @@ def value_of(
         if name in may_lack:
             return None
         raise WrongRows(f"{where}: {name} is missing")
-    right = text or type(value) is kind or (kind is float and type(value) is int)
+    written = text and (kind is str or _NUMBER.fullmatch(value) is not None)
+    right = written or type(value) is kind or (kind is float and type(value) is int)
     try:
         if right and (kind is not float or math.isfinite(float(value))):
             return kind(value)

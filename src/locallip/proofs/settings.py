@@ -19,7 +19,7 @@ from locallip.certify.inputs import as_eps
 from locallip.certify.prover import fingerprint
 from locallip.files import write_atomically
 from locallip.norms import Guarantee
-from locallip.proofs.rows import FORMATS, WrongRows
+from locallip.proofs.rows import FORMATS, WrongRows, once
 
 
 @dataclass(frozen=True)
@@ -120,9 +120,9 @@ def same_structure(one: str, other: str) -> bool:
 def check_network(path: Path, settings: Settings, model: nn.Module) -> None:
     """Refuse rows that are about another network than this one."""
     if fingerprint(model) != settings.fingerprint:
-        raise WrongRows(f"{path} is about other weights: {settings.model} with the fingerprint {settings.fingerprint}")
+        raise WrongRows(f"{path} is about other weights: {settings.model!r}, with the fingerprint {settings.fingerprint!r}")
     if not same_structure(structure_of(model), settings.structure):
-        raise WrongRows(f"{path} is about another network than this, {settings.model}, which has the same weights")
+        raise WrongRows(f"{path} is about another network than this, {settings.model!r}, which has the same weights")
 
 
 def is_text(value: object) -> bool:
@@ -158,12 +158,14 @@ COMMON: Checks = {
 }
 #: More for branch and bound on one image is a mistake, or made to keep those busy who verify.
 MOST_SECONDS = 86400.0
+#: The same for steps of an attack and of power iteration.
+MOST_STEPS = 10**6
 _CHECKS: Checks = {
     **COMMON,
     "guarantee": lambda value: value in [member.value for member in Guarantee],
     "failure_prob": lambda value: type(value) in (int, float) and (value == 0 or 1e-15 <= value < 1),
-    "attack_steps": is_whole(0),
-    "power_steps": is_whole(1),
+    "attack_steps": is_whole(0, MOST_STEPS),
+    "power_steps": is_whole(1, MOST_STEPS),
     "radii": is_bool,
     "method": lambda value: value in ("auto", "thorough", "local", "lines"),
     "branch_seconds": lambda value: type(value) in (int, float) and 0 <= value <= MOST_SECONDS,
@@ -210,19 +212,19 @@ def read_values(path: Path) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """The settings beside the rows in `path` as they were written, and the summary."""
     beside = about_file(path)
     try:
-        values = json.loads(beside.read_text(encoding="utf-8"))
+        values = json.loads(beside.read_text(encoding="utf-8"), object_pairs_hook=once)
     except OSError as error:
         if not path.exists() and not beside.exists():
             raise WrongRows(f"there is no {path}") from None
         raise WrongRows(
             f"cannot read {beside}: {error.strerror or error}; it belongs to {path.name} and has its settings"
         ) from None
-    except (ValueError, RecursionError):
-        raise WrongRows(f"{beside} is not valid JSON: it is damaged or of something else") from None
+    except (ValueError, RecursionError) as error:
+        raise WrongRows(f"{beside} is not valid JSON, it is damaged or of something else: {error}") from None
     if not isinstance(values, dict) or not isinstance(values.get("settings"), dict):
         raise WrongRows(f"{beside} has no settings of {path.name}: it is damaged or of something else")
     if values.get("rows", path.suffix) != path.suffix:  # older files do not say
-        raise WrongRows(f"{beside} is about {path.stem}{values['rows']}, not about {path.name}: name another --out")
+        raise WrongRows(f"{beside} is about rows in {values['rows']!r}, not about {path.name}: name another --out")
     summary = values.get("summary")
     if summary is not None and not isinstance(summary, dict):
         raise WrongRows(f"{beside}: its summary is none")
