@@ -39,8 +39,11 @@ def read_certified(path: Path, model: nn.Module, images: ImageSet, radius: float
     rows = read_rows(path, whole=ended) if ended or path.exists() else []
     first = images.take(torch.arange(min(settings.images, len(images))))
     check_network(path, settings, model)
-    if data_checksum(first) != settings.data_sha256:
-        raise WrongRows(f"{path} is about other images ({settings.data}, {settings.split}) than these of {images.name}")
+    if len(first) < settings.images or data_checksum(first) != settings.data_sha256:
+        raise WrongRows(
+            f"{path} is about other images ({settings.images} of {settings.data!r}, {settings.split}) than these of "
+            f"{images.name}"
+        )
     if settings.norm != norm:
         raise WrongRows(
             f"{path} is about {as_ball(settings.norm).words} balls, not {as_ball(norm).words} ones: attack with --norm "

@@ -76,9 +76,11 @@ def _faults(row: Row, settings: Settings, label: int) -> Iterator[str]:
     left_out += [] if settings.branch_seconds else [BRANCHING]
     if row.decided_by in left_out:
         yield f"it was decided by {row.decided_by!r}, which the run left out"
+    if row.decided_by == "clean logits" and (row.margin, row.lipschitz) != (None, None):
+        yield f"it was decided without any bound, and has the margin {row.margin} and the bound {row.lipschitz}"
     if row.seconds < 0:
         yield f"it took {row.seconds} seconds"
-    if row.verdict != Verdict.CERTIFIED and row.lipschitz is not None and row.margin is not None and row.margin > 0:
+    if row.verdict != Verdict.CERTIFIED and _leads(row):
         yield f"it is {row.verdict} with a margin of {row.margin}, which would prove it"
     if row.verdict == Verdict.CERTIFIED and not _bounded(row):
         bounds = f"the bound {row.lipschitz}, over all inputs {row.global_lipschitz}"
@@ -107,6 +109,12 @@ def _fitting(row: Row) -> tuple[str, ...]:
     if row.prediction != row.label:
         return (Verdict.MISCLASSIFIED,)
     return Verdict.CERTIFIED, Verdict.ATTACKED, Verdict.UNKNOWN
+
+
+def _leads(row: Row) -> bool:
+    """Whether its margin would be a proof; an UNKNOWN one whose bound overflowed to none proves nothing."""
+    open_ended = row.verdict == Verdict.UNKNOWN and row.lipschitz is None
+    return row.margin is not None and row.margin > 0 and not open_ended
 
 
 def _bounded(row: Row) -> bool:

@@ -7,13 +7,18 @@ import random
 import secrets
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from locallip.bounds import SLOPE_STEPS
+from locallip.arithmetic import autocast_off
+from locallip.attacks import strong_attempts
+from locallip.bounds import SLOPE_STEPS, Relax
 from locallip.certify import BRANCHING, Certificate, Certifier, Verdict
+from locallip.certify.confirm import confirmed
+from locallip.certify.prover import LocalLayers
 from locallip.data import ImageSet, pixels
 from locallip.norms import Guarantee
 from locallip.proofs.check import VERDICTS, contradictions
@@ -27,6 +32,8 @@ from locallip.proofs.summary import summarize
 ATTEMPTS = 5
 #: Margins and bounds that are repeated may differ by this share of what the bound allows for on the ball.
 TOLERANCE = 0.02
+#: Attacks that look for what the run's own has found.
+OTHERS = ("apgd-t", "apgd-ce")
 #: How readily lines are taken for more promising than norms, at one attempt after the other.
 LEANINGS = 1.0, 2.0, 0.0
 #: Branch and bound is given so many times its time.
@@ -55,8 +62,11 @@ def verify_rows(
     settings, summary = read_about(path)
     rows = read_rows(path)
     first = images.take(torch.arange(min(settings.images, len(images))))
-    if data_checksum(first) != settings.data_sha256:
-        raise WrongRows(f"{path} is about other images than these of {images.name} ({settings.data}, {settings.split})")
+    if len(first) < settings.images or data_checksum(first) != settings.data_sha256:
+        raise WrongRows(
+            f"{path} is about other images than these of {images.name}: {settings.images} of {settings.data!r}, "
+            f"{settings.split}"
+        )
     check_network(path, settings, model)
     faults = contradictions(rows, settings, first)
     if not faults and len(rows) < len(first):
@@ -121,8 +131,10 @@ def _again(row: Row, certifier: Certifier, images: ImageSet, settings: Settings,
                 certifier.attack_steps = settings.attack_steps * 2**attempt
             _lean(certifier, attempt)
             found = certifier(x, images.labels[row.index : row.index + 1], settings.eps)
+            if row.verdict == Verdict.ATTACKED and found.verdicts[0] is Verdict.UNKNOWN and _breaks(row, certifier, x):
+                found = replace(found, verdicts=[Verdict.ATTACKED])
             reach = row.eps * certifier.prover.ball.stretch(x.numel())
-            fault = _fault(row, found, certifier.global_lipschitz, reach)
+            fault = _fault(row, found, certifier.global_lipschitz, reach) or _fault_of_bound(row, found, certifier, x)
             if fault is None:
                 return []
             if found.predictions[0] != row.prediction:
@@ -133,6 +145,19 @@ def _again(row: Row, certifier: Certifier, images: ImageSet, settings: Settings,
         certifier.attack_steps = settings.attack_steps
         _lean(certifier, 0)
     return [f"row {row.index}: {fault}"]
+
+
+def _breaks(row: Row, certifier: Certifier, x: Tensor) -> bool:
+    """Whether other attacks than the run's lose the label: its PGD may have had a start that one in twenty has."""
+    generator = torch.Generator(x.device).manual_seed(secrets.randbits(62))
+    prover, x, y = certifier.prover, x.double(), torch.tensor([row.label], device=x.device)
+    eps = x.new_tensor([row.eps])
+    for attempt in strong_attempts(prover.network, kinds=OTHERS, ball=prover.ball, generator=generator):
+        with torch.inference_mode(False), autocast_off():
+            points = attempt.search(x, y, eps)
+        if bool(confirmed(prover, x, points, y, eps, None).broken):
+            return True
+    return False
 
 
 def _lean(certifier: Certifier, attempt: int) -> None:
@@ -174,9 +199,9 @@ def _fault(row: Row, found: Certificate, global_lipschitz: float, reach: float) 
     again = global_lipschitz if math.isfinite(global_lipschitz) else float("inf")
     if known != again and not abs(known - again) <= TOLERANCE * again:
         return f"the bound over all inputs is {global_lipschitz:.6g}, not {row.global_lipschitz}"
-    if row.verdict != Verdict.CERTIFIED:
-        stands = row.verdict == Verdict.ATTACKED and verdict is not Verdict.ATTACKED
-        return f"it is said to be ATTACKED, and {verdict} with a margin of {margin:.3g}" if stands else None
+    if row.verdict != Verdict.CERTIFIED:  # UNKNOWN says nothing that could be false
+        stands = row.verdict != Verdict.UNKNOWN and verdict != row.verdict
+        return f"it is said to be {row.verdict}, and {verdict} with a margin of {margin:.3g}" if stands else None
     if verdict is not Verdict.CERTIFIED:
         return f"the verdict is {verdict} with a margin of {margin:.3g}, not {row.verdict} with {row.margin}"
     assert row.margin is not None
@@ -189,6 +214,27 @@ def _fault(row: Row, found: Certificate, global_lipschitz: float, reach: float) 
     if abs(row.lipschitz - bound) > TOLERANCE * bound or abs(row.margin - margin) > allowed:
         return f"margin and bound are {margin:.6g} and {bound:.6g}, not {row.margin} and {row.lipschitz}"
     return None
+
+
+def _fault_of_bound(row: Row, found: Certificate, certifier: Certifier, x: Tensor) -> str | None:
+    """A row by a later check than decides now may have a smaller bound, but none below those that its image has."""
+    order = list(VERDICTS)
+    if row.lipschitz is None or order.index(row.decided_by) <= order.index(found.decided_by[0]):
+        return None
+    least = _least_bound(certifier, x, row.eps)
+    if row.lipschitz >= least * (1 - TOLERANCE):
+        return None
+    return f"its bound is {row.lipschitz}, and the smallest that {row.decided_by!r} can have {least:.6g}"
+
+
+def _least_bound(certifier: Certifier, x: Tensor, eps: float) -> float:
+    """The smallest bound that any check has for one image: by norms of all layers, with boxes sharpened by lines or not."""
+    prover = certifier.prover
+    local: LocalLayers = "closely" if prover.has_norms else "none"
+    boxes: tuple[Relax | None, ...] = (None, "boxes") if prover.has_lines else (None,)
+    radius = x.new_tensor([eps], dtype=torch.float64)
+    bounds = [prover.trace(x.double(), radius, local=local, relax=relax).lipschitz for relax in boxes]
+    return min(float(bound) for bound in bounds)
 
 
 def _fault_of_other_check(row: Row, check: str, margin: float, bound: float, allowed: float, most: float) -> str | None:
