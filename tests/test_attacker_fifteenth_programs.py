@@ -297,6 +297,20 @@ def test_thresholds_beyond_float32_cut_nothing_off_there(low: float, high: float
     assert torch.equal(found, z.detach().double().clamp(low, high).float())
 
 
+@pytest.mark.parametrize("curve", [nn.LeakyReLU(1e100), nn.ELU(1e100)])
+def test_slopes_beyond_float32_are_no_fault(curve: nn.Module) -> None:
+    """Searches in float32 meet a number that it cannot hold. Catches: an error of torch, and a wrong answer."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), curve, nn.Linear(4, 2)).double()
+    x = torch.randn(8, 3, dtype=torch.float64)
+    y = model(x).argmax(1)
+    radius = ll.certified_radius(model, x, y, guarantee="deterministic", branch_seconds=0.2)
+    move = torch.randn(2000, 8, 3, dtype=torch.float64)
+    near = x + move / move.norm(dim=2, keepdim=True) * radius[:, None]
+    assert bool((model(near.flatten(0, 1)).argmax(1) == y.repeat(2000)).all())
+    assert len(ll.certify(model, x, y, 0.6).verdicts) == 8
+
+
 def typed(model: onnx.ModelProto, kind: Any) -> None:
     """Every weight in the list of numbers of its type, in place of raw bytes."""
     for tensor in model.graph.initializer:

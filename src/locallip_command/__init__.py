@@ -24,7 +24,7 @@ SUMMARIES = {
 
 OVERVIEW = """usage: locallip COMMAND [options]
 
-Image classifiers whose robustness to l2-bounded changes is proved.
+Image classifiers whose robustness to bounded changes is proved.
 
 {commands}
 

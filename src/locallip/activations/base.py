@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+
+def within(number: float, dtype: torch.dtype) -> float:
+    """A number of float64 as searches in float32 take it: beyond all numbers of the dtype it is infinite."""
+    return number if abs(number) <= torch.finfo(dtype).max else math.copysign(math.inf, number)
 
 
 class Box(NamedTuple):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from locallip.activations.base import Box, Hinge, Unitwise, Varying
+from locallip.activations.base import Box, Hinge, Unitwise, Varying, within
 
 
 class ReLUTheta(nn.Module):
@@ -87,8 +86,8 @@ class Clip(Unitwise):
 
     def _clip(self, *values: Tensor) -> tuple[Tensor, ...]:
         dtype = values[0].dtype
-        low, high = _within(self.low, dtype), self._high(dtype)
-        high = high if isinstance(high, Tensor) else values[0].new_full((), _within(high, dtype))
+        low, high = within(self.low, dtype), self._high(dtype)
+        high = high if isinstance(high, Tensor) else values[0].new_full((), within(high, dtype))
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # a compiler chooses itself what to keep
             return _ClipByte.apply(low, high, *values)[:-1]
         return tuple(torch.clamp(z, z.new_full((), low), high) for z in values)
@@ -119,11 +118,6 @@ class Clip(Unitwise):
         if not isinstance(high, Tensor) and high == float("inf"):
             return Hinge(below, torch.zeros_like(below))
         return Hinge(below, (high - box.lower).clamp(min=0))
-
-
-def _within(threshold: float, dtype: torch.dtype) -> float:
-    """A threshold of float64, as searches in float32 take it: one beyond all numbers of the dtype cuts none of them off."""
-    return threshold if abs(threshold) <= torch.finfo(dtype).max else math.copysign(math.inf, threshold)
 
 
 def relu() -> Clip:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from locallip.activations.base import Box, Unitwise, Varying
+from locallip.activations.base import Box, Unitwise, Varying, within
 from locallip.rounding import gamma, up
 
 
@@ -76,7 +76,7 @@ class LeakyReLU(Increasing):
         self.negative_slope = negative_slope
 
     def __call__(self, z: Tensor) -> Tensor:
-        return F.leaky_relu(z, self.negative_slope)
+        return F.leaky_relu(z, within(self.negative_slope, z.dtype))
 
     def slope(self, box: Box) -> Tensor:
         right = (~(box.upper <= 0)).to(box.upper.dtype)
@@ -102,13 +102,13 @@ class ELU(Increasing):
     curves = (Curve(-float("inf"), 0.0, convex=True),)
 
     def __call__(self, z: Tensor) -> Tensor:
-        return F.elu(z, self.alpha)
+        return F.elu(z, within(self.alpha, z.dtype))
 
     def derivative(self, z: Tensor) -> Tensor:
         return self.alpha * z.clamp(max=0).exp()
 
     def with_slope(self, slope: Tensor, curve: Curve) -> Tensor:
-        return _positive(slope).log() - _positive(torch.full_like(slope, self.alpha)).log()
+        return _positive(slope).log() - _positive(torch.full_like(slope, within(self.alpha, slope.dtype))).log()
 
     def slope(self, box: Box) -> Tensor:
         right = (~(box.upper <= 0)).to(box.upper.dtype)
