@@ -153,10 +153,10 @@ class Prover:
         return max(1, found)
 
     def seed_again(self, seed: int) -> None:
-        """Begin new streams of random numbers; the bound over all inputs stays."""
+        """Begin new streams of random numbers; the bound over all inputs stays, and its starts do not come again."""
         self.guess = RitzNorm(GUESS_STEPS, seed=another_seed(seed))
         if self.guarantee is not Guarantee.DETERMINISTIC:
-            self.rule = _rule(self.guarantee, self.network, self._per_norm, self._power_steps, seed)
+            self.rule = _rule(self.guarantee, self.network, self._per_norm, self._power_steps, later_seed(seed))
 
     def trace(
         self,
@@ -279,6 +279,14 @@ def number_of_classes(prover: Prover) -> int:
 def another_seed(seed: int | None) -> int | None:
     """A seed for random numbers that have nothing to do with those of `seed`."""
     return None if seed is None else (seed + 4_000_037) % 2**63
+
+
+def later_seed(seed: int) -> int:
+    """A seed for the starts behind the bound over all inputs, which may have been drawn with the same one.
+
+    Boxes and masks rest on that bound: a start that it has used already would not be independent of what it is taken for.
+    """
+    return int.from_bytes(hashlib.sha256(f"{seed} later".encode()).digest()[:8], "big") >> 1
 
 
 def lead(logits: Tensor, y: Tensor) -> Tensor:
