@@ -7,6 +7,7 @@ import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any
 
 import mpmath  # type: ignore[import-untyped]
@@ -24,7 +25,10 @@ from locallip.certify import Certifier, RadiusFinder
 from locallip.certify.prover import Margin, Prover
 from locallip.network import Network, PassThrough
 from locallip.norms import CholeskyNorm, Guarantee, LanczosNorm, NormKey
+from locallip.norms.base import Noise
 from locallip.ops import Masked
+from locallip.vnnlib.deciding import Decider
+from locallip.vnnlib.spec import Spec
 from tests.test_branching import part_of, traced
 
 DOUBLE = torch.float64
@@ -189,9 +193,9 @@ def at_its_end(seed: int) -> tuple[float, Number]:
 
 def test_the_end_of_a_part_of_a_curve_does_not_exceed_its_bound_by_a_bit() -> None:
     """The center far outside the part, saturated, steep and flat curves, boxes of 1e-12 to 1e11: the bound is what the best
-    end of the part reaches, and rounding.
+    end of the part reaches, and the rounding of that.
 
-    Catches: losses that count the part alone, tangents without their rounding, a center taken for a point of the part.
+    Catches: values of the activation taken for exact, slopes from the center taken for those of the part.
     """
     close = 0
     for seed in range(300):
@@ -483,6 +487,47 @@ def test_no_more_norms_are_taken_than_the_chance_of_failure_is_divided_by(
     assert 0.9 * chance < sum(taken) <= chance * (1 + 1e-9)
 
 
+@pytest.mark.parametrize("what", ["verdict", "radius", "question"])
+def test_no_start_serves_twice_where_a_seed_does(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`locallip certify --vnnlib` drew the bound over all inputs and every answer with one seed, so the first starts of local
+    norms were the numbers of those norms that their masks rest on, against "every norm draws a fresh start".
+
+    Catches: `seed_again` with the seed that a Certifier or a RadiusFinder was made with.
+    """
+    drawn: list[float] = []
+    draw = Noise.__call__
+
+    def kept(self: Noise, shape: Sequence[int], like: Tensor) -> Tensor:
+        found = draw(self, shape, like)
+        drawn.extend(found.flatten().tolist())
+        return found
+
+    monkeypatch.setattr(Noise, "__call__", kept)
+    torch.manual_seed(0)
+    layers = nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 2)
+    model, x = nn.Sequential(*layers).double().requires_grad_(False), torch.rand(1, 3, dtype=DOUBLE)
+    y = model(x).argmax(1)
+    radius = float(ll.certified_radius(model, x, y, guarantee="deterministic"))
+    drawn.clear()
+    if what == "question":
+        certifier = Decider(model, (3,), 2, torch.device("cpu"), seed=5)
+        lower, upper = (tuple(Fraction(v) + side * Fraction(1.1 * radius) for v in x[0].tolist()) for side in (-1, 1))
+        spec = Spec(lower, upper, 2, int(y), (1 - int(y),))
+        certifier._of(spec)
+    else:
+        certifier = (Certifier if what == "verdict" else RadiusFinder)(model, (3,), seed=5)
+        certifier.seed_again(5)
+    before = set(drawn)
+    drawn.clear()
+    if what == "question":
+        certifier(spec, attack_steps=0, seed=5)
+    else:
+        certifier(x, y, *([1.1 * radius] if what == "verdict" else []))
+    assert before
+    assert drawn
+    assert not before & set(drawn)
+
+
 # Through the front door --------------------------------------------------------------------------------------------------
 
 
@@ -512,7 +557,7 @@ def test_radii_margins_and_slopes_of_one_number_hold_in_many_digits(seed: int) -
         label = int(logits[1] > logits[0])
         domain = draw.choice([None, (0.0, 1.0), (x[0] - draw.choice([0.0, 1e-3]), x[0] + draw.random())])
         method = draw.choice(["auto", "thorough", "local", "lines"])
-        options = {
+        options: dict[str, Any] = {
             "guarantee": draw.choice(["deterministic", "high_probability"]),
             "norm": draw.choice(["2", "inf"]),
             "method": method,
