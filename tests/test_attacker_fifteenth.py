@@ -489,8 +489,8 @@ def test_no_more_norms_are_taken_than_the_chance_of_failure_is_divided_by(
 
 @pytest.mark.parametrize("what", ["verdict", "radius", "question"])
 def test_no_start_serves_twice_where_a_seed_does(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`locallip certify --vnnlib` drew the bound over all inputs and every answer with one seed, so the first starts of local
-    norms were the numbers of those norms that their masks rest on, against "every norm draws a fresh start".
+    """`locallip certify --vnnlib` drew the bound over all inputs and every answer with one seed, so the first starts of
+    local norms were the numbers of those norms that their masks rest on, against "every norm draws a fresh start".
 
     Catches: `seed_again` with the seed that a Certifier or a RadiusFinder was made with.
     """
