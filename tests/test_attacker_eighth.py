@@ -215,7 +215,7 @@ def test_provers_with_other_promises_are_refused() -> None:
             RadiusFinder(model, (1,), prover=prover, **{"guarantee": "deterministic", name: value})
     with pytest.raises(ValueError, match="another model"):
         RadiusFinder(copy.deepcopy(model), (1,), guarantee="deterministic", prover=prover)
-    with pytest.raises(ValueError, match="4 probes; radii need 6"):
+    with pytest.raises(ValueError, match="5 probes; radii need 6"):
         RadiusFinder(model, (1,), prover=Certifier(model, (1,)).prover)
 
 

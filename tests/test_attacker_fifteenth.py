@@ -19,9 +19,9 @@ import locallip as ll
 from locallip import activations as act
 from locallip.balls import INF, L2, Domain
 from locallip.bounds import Trace, global_bound, jacobian_bounds, multiplier_bounds, propagate, worst_logits
-from locallip.bounds.bends import Curved
 from locallip.bounds.branching import Branching, CutWay, Parts, bends_of
-from locallip.certify import Certifier, RadiusFinder
+from locallip.bounds.curved import Curved
+from locallip.certify import Certifier, RadiusFinder, guesses
 from locallip.certify.prover import Margin, Prover
 from locallip.network import Network, PassThrough
 from locallip.norms import CholeskyNorm, Guarantee, LanczosNorm, NormKey
@@ -446,8 +446,9 @@ def give_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Prover, "margin", of)
     monkeypatch.setattr(Prover, "margins", lambda self, *a, **b: tuple(failed(self, v) for v in margins(self, *a, **b)))
     monkeypatch.setattr(Prover, "branched", lambda self, *a, **b: failed(self, by_branches(self, *a, **b)))
-    for name in ("bendable", "may_prove", "is_near", "within_reach"):
-        monkeypatch.setattr(Prover, name, lambda self, x, *a, **b: torch.ones(len(x), dtype=torch.bool))
+    for name in ("bendable", "may_prove", "is_near"):
+        monkeypatch.setattr(guesses, name, lambda prover, x, *a, **b: torch.ones(len(x), dtype=torch.bool))
+    monkeypatch.setattr(guesses, "within_reach", lambda ahead, worst: torch.ones(len(ahead), dtype=torch.bool))
 
 
 @pytest.mark.parametrize("method", ["auto", "thorough", "local", "lines"])

@@ -173,8 +173,9 @@ class Certifier:
             input_shape,
             guarantee,
             failure_prob=failure_prob,
-            # Norms with sharpened boxes, of dense layers alone, of all layers, of these more closely, and before branching.
-            probes=5 if self.branch_seconds else 4,
+            # Norms with sharpened boxes, of dense layers alone, of all layers, of these more closely, and before branching,
+            # for which `branch_seconds` may be set later.
+            probes=5,
             power_steps=power_steps,
             seed=seed,
             device=device,

@@ -111,8 +111,8 @@ class RadiusFinder:
         norm: str | float | Ball = "2",
     ):
         check_batch_size(batch_size)
-        self.branch_seconds = as_seconds(branch_seconds, method)
-        probes = PROOFS + (BRANCHES if self.branch_seconds else 0)
+        self._branch_seconds = as_seconds(branch_seconds, method)
+        probes = PROOFS + (BRANCHES if self._branch_seconds else 0)
         self.model, self.input_domain, self.batch_size = model, as_domain(input_domain), batch_size
         if prover is None:
             prover = Prover(
@@ -143,6 +143,11 @@ class RadiusFinder:
         self.prover, self.guide = prover, _guide(prover, seed)
         self.classes = number_of_classes(prover)
         self.fingerprint = fingerprint(model)
+
+    @property
+    def branch_seconds(self) -> float:
+        """Seconds of branch and bound per input; fixed, as the failure probability is split for its proofs."""
+        return self._branch_seconds
 
     def seed_again(self, seed: int) -> None:
         """Random numbers from here on are those of `seed`; it must have been chosen without knowledge of the weights."""
