@@ -62,7 +62,7 @@ def _git(*words: str) -> str:
 
 
 #: Options that name folders of one machine, which say nothing to others.
-_PLACES = ("--out", "--data-root", "--results", "--device", "--run", "--went-on")
+_PLACES = ("--out", "--data-root", "--networks", "--results", "--device", "--run", "--went-on")
 
 
 def command(argv: list[str]) -> str:
