@@ -98,6 +98,8 @@ BRANCH_SECONDS = 20.0
 #: Images that the peer looks at together: the memory of alpha-CROWN grows with them.
 TOGETHER = {"CROWN": 100, "CROWN-Optimized": 10}
 PEERS = {"crown": "CROWN", "alpha": "CROWN-Optimized"}
+#: Layers behind which the peer may keep patches of images in place of matrices.
+PLAIN = (nn.Conv2d, nn.Linear, nn.ReLU, nn.Flatten)
 #: Calls of the peer, which narrow a bracket of a factor of 4096 to 0.2 %.
 PROBES = 12
 
@@ -153,7 +155,8 @@ def peer(model: nn.Module, x: Tensor, y: Tensor, method: str, norm: str) -> Call
 def part_of_peer(model: nn.Module, x: Tensor, y: Tensor, method: str, norm: str) -> Callable[[float], Tensor]:
     from auto_LiRPA import BoundedModule, BoundedTensor, PerturbationLpNorm
 
-    bounded = BoundedModule(model, torch.zeros_like(x), bound_opts={"conv_mode": "patches"})
+    plain = all(isinstance(layer, PLAIN) for layer in model.children())  # thresholds of units need whole matrices
+    bounded = BoundedModule(model, torch.zeros_like(x), bound_opts={"conv_mode": "patches" if plain else "matrix"})
     bounded.set_bound_opts({"optimize_bound_args": {"iteration": 20}})
     classes = model(x[:1]).shape[1]
     eye = torch.eye(classes)
