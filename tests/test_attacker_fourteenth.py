@@ -283,7 +283,7 @@ def test_what_is_given_up_early_is_no_wrong_bound(seed: int, monkeypatch: pytest
     eps, y = [draw.choice([1e-6, 0.1, 1.0, 10.0]) for _ in x], torch.tensor([draw.randrange(classes) for _ in x])
     for relax in (None, "boxes"):
         trace = prover.trace(first.tensor([[v] for v in x]), first.tensor(eps), relax=relax)  # type: ignore[arg-type]
-        wanted = prover._wanted(trace, y) if draw.random() < 0.7 else torch.zeros(count, dtype=DOUBLE)
+        wanted = prover.wanted(trace, y) if draw.random() < 0.7 else torch.zeros(count, dtype=DOUBLE)
         with exact_arithmetic():
             worst = worst_logits(prover.network, trace, y, outward=True, slope_steps=5, wanted=wanted).worst
         for i in range(count):
