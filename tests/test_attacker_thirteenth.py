@@ -194,7 +194,7 @@ def by_branches(tmp_path_factory: pytest.TempPathFactory) -> tuple[nn.Module, Ow
     pixels = torch.rand(12, 4)[[0, 9]]
     images = OwnImages("mine", "test", pixels, model(pixels.double()).argmax(1), ("0", "1", "2"))
     out = tmp_path_factory.mktemp("rows") / "rows.jsonl"
-    job = Job("mine", "0.185304", guarantee=Guarantee.DETERMINISTIC, attack_steps=5, branch_seconds=0.5, out=out)
+    job = Job("mine", "0.185304", guarantee=Guarantee.DETERMINISTIC, attack_steps=5, branch_seconds=3.0, out=out)
     return model, images, out, certify_images(job, model, images)[0]
 
 
