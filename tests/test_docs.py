@@ -118,7 +118,9 @@ def test_pictures_show_the_results_that_are_there(monkeypatch: pytest.MonkeyPatc
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     from scaling_picture import pictures  # type: ignore[import-not-found]
 
-    for name, drawn in pictures(ROOT / "results").items():
+    found = pictures(ROOT / "results")
+    assert found
+    for name, drawn in found.items():
         assert (ROOT / "docs" / "images" / name).read_text(encoding="utf-8") == drawn, "python benchmarks/scaling_picture.py"
 
 

@@ -1,4 +1,4 @@
-"""locallip: image classifiers whose robustness to l2-bounded perturbations is proved, and the proof for any network."""
+"""locallip: image classifiers whose robustness to bounded perturbations is proved, and the proof for any network."""
 
 import os
 import sys

@@ -217,7 +217,9 @@ class Branching:
         self.units = [(~bend.straight[0]).nonzero()[:, 0] for bend in bends_of(self.pullback)]
         kind, bent = trace.logits.device.type, sum(len(units) for units in self.units)
         largest = max(region.center.numel() for region in trace.regions)
-        self.room = max(2, TOGETHER[kind if kind in TOGETHER else "cpu"] // (2 * bent + 2 * largest))
+        # Every part keeps all points of its units: three where there is one kink, and more on curves.
+        points = sum(len(units) * len(bend.runs) for units, bend in zip(self.units, bends_of(self.pullback), strict=True))
+        self.room = max(2, TOGETHER[kind if kind in TOGETHER else "cpu"] // (2 * points // 3 + 2 * largest))
         self.waiting = WAITING // (3 * max(1, bent))
         self.parts = 0
 
