@@ -331,7 +331,7 @@ def broken(seed: int, mutate: Callable[[Trace], Trace] = lambda trace: trace) ->
     size = math.prod(shape)
     x = torch.tensor([draw.choice([draw.randint(0, 4) / 4, draw.random()]) for _ in range(size)], dtype=DOUBLE)
     x, eps = x.reshape(1, *shape), torch.tensor([10.0 ** draw.uniform(-14, 1)], dtype=DOUBLE)
-    ball, relax = draw.choice([L2, INF]), draw.choice([None, "lines", "boxes"])
+    ball, relax = draw.choice([L2, INF]), draw.choice([None, "lines", "boxes", "slopes"])
     sides = x[0] - draw.choice([0, 1]) * torch.rand(shape, dtype=DOUBLE), x[0] + torch.rand(shape, dtype=DOUBLE)
     domain: Domain = draw.choice([None, (0.0, 1.0), sides])
     network, norm, label = ll.lower(model, shape), CholeskyNorm(), draw.randrange(3)

@@ -259,7 +259,7 @@ def test_no_piece_is_steeper_than_any_way_says(seed: int) -> None:
     if prover is None:
         return
     steepest = first.Pieces(Fraction(x) - Fraction(eps), Fraction(x) + Fraction(eps), layers).steepest_squared()
-    for relax in (None, "boxes"):
+    for relax in (None, "boxes", "slopes"):
         trace = prover.trace(first.tensor([[x]]), first.tensor([eps]), relax=relax)  # type: ignore[arg-type]
         with exact_arithmetic():
             for way in ("absolute", "intervals", "middle"):
@@ -281,7 +281,7 @@ def test_what_is_given_up_early_is_no_wrong_bound(seed: int, monkeypatch: pytest
         return
     x = [draw.choice([0.0, 1.0, draw.gauss(0, 1), 1e8, math.nan]) for _ in range(count)]
     eps, y = [draw.choice([1e-6, 0.1, 1.0, 10.0]) for _ in x], torch.tensor([draw.randrange(classes) for _ in x])
-    for relax in (None, "boxes"):
+    for relax in (None, "boxes", "slopes"):
         trace = prover.trace(first.tensor([[v] for v in x]), first.tensor(eps), relax=relax)  # type: ignore[arg-type]
         wanted = prover.wanted(trace, y) if draw.random() < 0.7 else torch.zeros(count, dtype=DOUBLE)
         with exact_arithmetic():

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from locallip.bounds import inner
 from locallip.bounds.pullback import Pullback, Wanted
 from locallip.bounds.region import Region, Trace
 from locallip.bounds.support import corner, scaled_box, support
@@ -78,6 +79,7 @@ def worst_logits(
     if trace.relaxation is not None and form == "box_ball":
         worst = _by_lines(network, trace, y, worst)
     slope_steps = SLOPE_STEPS if slope_steps is None else slope_steps
+    slope_steps = max(slope_steps, inner.STEPS) if slope_steps and trace.is_small else slope_steps
     if slope_steps and form == "box_ball":
         worst = _pulled(network, trace, y, worst, slope_steps, depth, wanted)
     return WorstLogits(clean, worst)
@@ -157,7 +159,8 @@ def _pulled_back(
         rise = plain[samples, classes]
         hope = None if not hasty else Wanted(rise - excess[samples, classes], rise)
         places = torch.searchsorted(some, samples)
-        found = Pullback(network, trace.of(some), way)(places, classes, y[samples], steps, hope)
+        rough = torch.float64 if trace.is_small else torch.float32
+        found = Pullback(network, trace.of(some), way, rough)(places, classes, y[samples], steps, hope)
         worst = lowered(trace, worst, samples, classes, found)
     return worst
 

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from locallip.activations import Box, Varying
 from locallip.balls import L2, Ball, Domain, box_of
+from locallip.bounds import inner
 from locallip.bounds.bend import Before
 from locallip.bounds.plan import MemoryPlan
 from locallip.bounds.region import Region, Trace
@@ -30,7 +31,7 @@ from locallip.ops import LinearOp, Masked, total
 from locallip.rounding import FLOOR, floored, gamma, up
 
 BoxRadii = Literal["local", "global", "input"]
-Relax = Literal["lines", "boxes"]
+Relax = Literal["lines", "boxes", "slopes"]
 
 
 @dataclass(frozen=True)
@@ -141,6 +142,7 @@ def propagate(
     outward: bool = False,
     relax: Relax | None = None,
     limit: float = LIMIT,
+    search: int = inner.LIMIT,
     keep_before: bool = False,
     plan: MemoryPlan | None = None,
 ) -> Trace:
@@ -151,7 +153,8 @@ def propagate(
     there on. `ceiling` caps every norm by the unmasked one (theo:local_lip) and is needed for "global".
     `intervals=False` takes the box around the ball alone, without the interval image: a valid box at a third of the cost.
     eps of shape (1,) serves all samples, and saves a batch of equal radii. `relax`, which needs `outward`, adds the lines of
-    linear relaxation; "boxes" also sharpens with them the boxes of units that may bend, up to `limit` numbers.
+    linear relaxation; "boxes" also sharpens with them the boxes of units that may bend, up to `limit` numbers, and "slopes"
+    some of them once more with slopes of their own, up to `search` numbers (inner.py).
     `keep_before` keeps what slopes need without outward rounding too, for guesses. With a `plan` lines and slopes are looked
     at in parts that fit the memory.
     """
@@ -178,8 +181,10 @@ def propagate(
     for index, stage in enumerate(network.stages):
         keys = norm_keys(stage, index)
         center, error, box = _pre_activation(stage, regions, balls)
-        if relaxation is not None and relax == "boxes" and error is not None:
+        if relaxation is not None and relax != "lines" and error is not None:
             box = relaxation.sharpened(stage, center, error, box)
+        if relax == "slopes" and error is not None:
+            box = inner.searched(network, _so_far(regions, befores, center, error, plan), box, search)
         varying = Varying(None, None) if stage.activation is None else _masks(stage, box)  # type: ignore[arg-type]
         for source, op in stage.terms.items():
             value = norm(Masked(op, varying.inputs, regions[source].outputs), keys[source], eps)
@@ -189,7 +194,7 @@ def propagate(
         if stage.activation is None:
             total_slope = lipschitz.expand(len(x))
             known = tuple(regions), tuple(boxes), tuple(masks), norms, center, error, total_slope, tuple(befores), box
-            return Trace(*known, relaxation, plan)
+            return Trace(*known, relaxation, plan, is_small=relax == "slopes")
         boxes.append(box)
         masks.append(varying)
         if error is not None or keep_before:
@@ -200,6 +205,12 @@ def propagate(
         if relaxation is not None:
             relaxation.learn(stage, befores[-1], regions[-1])
     raise AssertionError("the last stage has no activation")
+
+
+def _so_far(regions: list[Region], befores: list[Before], center: Tensor, error: Tensor, plan: MemoryPlan | None) -> Trace:
+    """What is known up to a pre-activation, which stands for the logits."""
+    lipschitz = regions[-1].lipschitz
+    return Trace(tuple(regions), (), (), {}, center, error, lipschitz, tuple(befores), plan=plan)
 
 
 def _input_region(x: Tensor, eps: Tensor, domain: Domain, ball: Ball, outward: bool) -> Region:

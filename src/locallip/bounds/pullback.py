@@ -3,7 +3,7 @@
 (w_i - w_y) . (z(x') - z(x)) is bounded over the last box and ball in margin.py. Here an activation is replaced by slopes
 alpha and a remainder (bend.py): g . (z' - z) = (alpha g) . (y' - y) + g . r. The remainder is bounded over its own box and
 ball, and the first part goes on as (W^T alpha g) . (z' - z) to the sources of the stage, up to the input. Every alpha gives
-a bound, so it is sought by descent in float32; what counts is one evaluation in float64 with outward rounding.
+a bound, so it is sought by descent, mostly in float32; what counts is one evaluation in float64 with outward rounding.
 """
 
 from __future__ import annotations
@@ -28,6 +28,9 @@ from locallip.rounding import floored, gamma, raised, up
 
 #: The length of steps, which shrinks to a tenth.
 RATE = 0.08
+#: Lines touch the function at two points, and between these rounding would decide which way a search goes. In float64, where
+#: results are to repeat themselves beside other samples, it begins so far from there.
+ASIDE = 1e-3
 #: Steps of the multiplier inside the search, and where it counts.
 ROUGH, FINE = 3, 12
 #: Numbers in one tensor of the search; what is looked at together is limited by it.
@@ -66,12 +69,16 @@ class _Stage(_Terms):
 
 
 class Pullback:
-    """Upper bounds of (w_i - w_y) . (z' - z) for chosen samples and classes; made for a trace with outward rounding."""
+    """Upper bounds of (w_i - w_y) . (z' - z) for chosen samples and classes; made for a trace with outward rounding.
 
-    def __init__(self, network: Network, trace: Trace, depth: int | None = None):
+    A trace may end before any stage: its units then stand for classes. Slopes are sought in the dtype `rough`.
+    """
+
+    def __init__(self, network: Network, trace: Trace, depth: int | None = None, rough: torch.dtype = torch.float32):
+        self.rough = rough
         self.regions, self.plan = trace.regions, trace.plan
         self.widths = [width_of(region) for region in trace.regions]
-        self.last, self.is_near = _Terms(network.stages[-1].terms, self.widths), depth == 1
+        self.last, self.is_near = _Terms(network.stages[len(trace.before)].terms, self.widths), depth == 1
         self.stages: dict[int, _Stage] = {}
         reached = set(self.last.terms)
         for k in range(len(trace.before), 0, -1):
@@ -94,7 +101,8 @@ class Pullback:
     def __call__(self, samples: Tensor, classes: Tensor, labels: Tensor, steps: int, wanted: Wanted | None = None) -> Tensor:
         """max (w_i - w_y) . (z(x') - c) or larger for pairs of sample and class, all (n,); c is the last center.
 
-        Infinity where there is nothing to pass, or where `wanted` is seen to be out of reach.
+        The number of classes stands for none: w is 0. Infinity where there is nothing to pass, or where `wanted` is seen to
+        be out of reach.
         """
         found = torch.full(samples.shape, float("inf"), dtype=self.widths[0].dtype, device=samples.device)
         if not self.stages:
@@ -102,7 +110,8 @@ class Pullback:
         together = TOGETHER[samples.device.type if samples.device.type in TOGETHER else "cpu"]
         if self.plan is not None:
             together = self.plan.slope_numbers(together, len(self.widths[0]))
-        size = max(1, together // self.units)
+        wide = 2 if self.rough == torch.float64 else 1
+        size = max(1, together // (wide * self.units))
         for some in torch.arange(len(samples), device=samples.device).split(size):
             pairs = samples[some], classes[some], labels[some]
             left, value = self._bound(*pairs, steps, None if wanted is None else wanted.of(some))
@@ -120,7 +129,7 @@ class Pullback:
     ) -> tuple[Tensor, Tensor]:
         """Which pairs have not been given up, and their bounds."""
         wide = self.widths[0].dtype
-        left, slopes = Way(self, samples, classes, labels, torch.float32, outward=False).searched(steps, wanted)
+        left, slopes = Way(self, samples, classes, labels, self.rough, outward=False).searched(steps, wanted)
         if not len(left):
             return left, torch.zeros(0, dtype=wide, device=samples.device)
         way = Way(self, samples[left], classes[left], labels[left], wide, outward=True)
@@ -153,9 +162,10 @@ class Way:
         for source, op in of.last.terms.items():
             count = op.out_shape.numel()
             rows = op.adjoint(torch.eye(count, dtype=dtype, device=samples.device).reshape(count, *op.out_shape)).flatten(1)
+            rows = _and_none(rows, dim=0)
             self.start[source] = rows[classes] - rows[labels]
             if outward:
-                both = of.last.spread[source].flatten(1)[samples]
+                both = _and_none(of.last.spread[source].flatten(1)[samples], dim=1)
                 share = both.gather(1, classes[:, None]) + both.gather(1, labels[:, None])
                 self.lost = self.lost + gamma(op.roundings + 8 + len(of.regions), dtype) * share[:, 0]
                 self.lost = self.lost + DUST * of.last.met[source][samples]
@@ -195,6 +205,10 @@ class Way:
         left, slopes = torch.arange(len(self.samples), device=self.samples.device), self.line_slopes()
         if not slopes:
             return left, slopes
+        if self.dtype == torch.float64:
+            slopes = self.kept(
+                [alpha + ASIDE * (1 + b.middle - alpha) for alpha, b in zip(slopes, self.in_turn, strict=True)]
+            )
         way, search, looks = self, Descent(slopes, steps), LOOKS_NEAR if self.of.is_near else LOOKS_FAR
         while len(left) and search.go_on(way.value, way.kept):
             if wanted is None or search.done - 1 not in looks:
@@ -290,6 +304,11 @@ class Way:
         assert region.error is not None
         value = value + summed_up(g.abs() * region.error.flatten(1)[self.samples])
         return value + DUST * summed_up((upper - lower)[:, 0])
+
+
+def _and_none(values: Tensor, dim: int) -> Tensor:
+    """Values (B, C), or of C classes, with a zero behind them for the class that stands for none."""
+    return torch.cat([values, torch.zeros_like(values.narrow(dim, 0, 1))], dim=dim)
 
 
 def _turned(g: Tensor, bend: Bend) -> Tensor:

@@ -48,6 +48,7 @@ class Trace:
 
     `before` has what was known before each activation, with outward rounding only; `logits_box` holds every logit.
     `relaxation` is the way back through lines, where it was asked for; `plan` says how much is looked at together.
+    `is_small`: time may be spent on searches, as boxes were searched for.
     """
 
     regions: tuple[Region, ...]
@@ -61,6 +62,7 @@ class Trace:
     logits_box: Box | None = None
     relaxation: Relaxation | None = None
     plan: MemoryPlan | None = None
+    is_small: bool = False
 
     def of(self, index: Tensor) -> Trace:
         """What was learned of the samples `index`, without the lines, which are about all of them."""
@@ -75,6 +77,7 @@ class Trace:
             tuple(before.of(index) for before in self.before),
             None if self.logits_box is None else _box_of(self.logits_box, index),
             plan=self.plan,
+            is_small=self.is_small,
         )
 
 

@@ -305,12 +305,12 @@ class _Cascade:
         bendable = torch.cat(found) if found else torch.zeros_like(index, dtype=torch.bool)
         left = self._try("none", LINES, index[bendable], slopes=not self.prover.has_norms, relax="boxes")
         if not self.prover.has_norms:
-            return left
+            return left if self.prover.boxes == "boxes" else self._try("none", LINES, left, relax=self.prover.boxes)
         near = guesses.is_near(self.prover, self.ahead[left.cpu()], self.margin[left.cpu()]).to(left.device)
         hopeful = left[near]
         if not self.prover.is_dense:
-            hopeful = self._each_batch(partial(self._promising, relax="boxes"), hopeful)
-        proved = torch.isin(hopeful, self._try("all", LOCAL_LINES, hopeful, relax="boxes"), invert=True)
+            hopeful = self._each_batch(partial(self._promising, relax=self.prover.boxes), hopeful)
+        proved = torch.isin(hopeful, self._try("all", LOCAL_LINES, hopeful, relax=self.prover.boxes), invert=True)
         left = left[torch.isin(left, hopeful[proved], invert=True)]
         return torch.cat([index[~bendable], left]).sort().values
 

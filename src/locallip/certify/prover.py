@@ -26,6 +26,7 @@ from locallip.bounds import (
     dense_places,
     deployed_error,
     global_bound,
+    inner,
     norm_keys,
     propagate,
     worst_logits,
@@ -112,6 +113,9 @@ class Prover:
         check_numbers(failure_prob, power_steps, seed)
         self._per_norm, self._power_steps = failure_prob / (self.network.num_norms * (1 + probes)), power_steps
         self.rule = _rule(self.guarantee, self.network, self._per_norm, power_steps, seed)
+        # How boxes are sharpened where time may be spent on it, and the numbers that a search may take.
+        self.search = inner.MOST if self.insists else inner.LIMIT
+        self.boxes: Relax = "slopes" if inner.pays(self.network, self.search) else "boxes"
         self.plan = plan_of(self.network, self.device)
         if self.has_lines and not self.plan.images(1, lines=True):
             self.has_lines = self.has_slopes = False
@@ -193,6 +197,7 @@ class Prover:
                 outward=True,
                 relax=relax,
                 limit=LIMIT if self.has_norms else float("inf"),
+                search=self.search,
                 plan=self.plan,
             )
 
@@ -232,7 +237,7 @@ class Prover:
     def branched(self, x: Tensor, y: Tensor, eps: Tensor, seconds: float, *, domain: Domain = None) -> Margin:
         """As `margin` for a single input, by branch and bound of about so many seconds where that is needed."""
         local: LocalLayers = "all" if self.has_norms else "none"
-        trace = self.trace(x, eps, local=local, domain=domain, relax="boxes")
+        trace = self.trace(x, eps, local=local, domain=domain, relax=self.boxes)
         assert trace.logits_error is not None
         worst = self._worst(trace, y, True).worst
         with exact_arithmetic():

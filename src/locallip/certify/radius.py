@@ -308,9 +308,9 @@ class _Search:
     def _all(self, prover: Prover, index: Tensor, eps: Tensor) -> Tensor:
         """The label's lead on each ball by norms of all layers, (K,), with sharpened boxes where these promise more."""
         bent, found = self.bendable[index], torch.zeros_like(eps)
-        for which, relax in ((bent, "boxes"), (~bent, None)):
+        for which, relax in ((bent, prover.boxes), (~bent, None)):
             if bool(which.any()):
-                found[which] = self._margins(prover, "all", index[which], eps[which], relax)  # type: ignore[arg-type]
+                found[which] = self._margins(prover, "all", index[which], eps[which], relax)
         return found
 
     def _margins(self, prover: Prover, local: LocalLayers, index: Tensor, eps: Tensor, relax: Relax | None = None) -> Tensor:

@@ -231,7 +231,7 @@ def _least_bound(certifier: Certifier, x: Tensor, eps: float) -> float:
     """The smallest bound that any check has for one image: by norms of all layers, with boxes sharpened by lines or not."""
     prover = certifier.prover
     local: LocalLayers = "closely" if prover.has_norms else "none"
-    boxes: tuple[Relax | None, ...] = (None, "boxes") if prover.has_lines else (None,)
+    boxes: tuple[Relax | None, ...] = (None, *dict.fromkeys(("boxes", prover.boxes))) if prover.has_lines else (None,)
     radius = x.new_tensor([eps], dtype=torch.float64)
     bounds = [prover.trace(x.double(), radius, local=local, relax=relax).lipschitz for relax in boxes]
     return min(float(bound) for bound in bounds)
