@@ -696,6 +696,7 @@ def test_a_damaged_jpeg_is_named(tmp_path, content, message):
         ),
         ({"wnids.txt": b"n01\nn02\n"}, "train", "wnids.txt is damaged: it names 2 classes, expected 3"),
         ({"wnids.txt": b"n01\nn02\nn02\n"}, "test", "wnids.txt is damaged: it names 2 classes, expected 3"),
+        ({"wnids.txt": b"n01\nn02\nn03\nn03\n"}, "train", "wnids.txt is damaged: it names a class twice"),
         ({"wnids.txt": b"\xff\xfe\0"}, "test", "wnids.txt is damaged: it names 1 classes"),
         ({VAL_IMAGE: None}, "test", "val/images is damaged: 'val_4.JPEG' is missing"),
         ({TABLE: b"val_0.JPEG\tn09\t0\n"}, "test", "val_annotations.txt is damaged: line 1 .*n09"),
@@ -710,6 +711,15 @@ def test_wrong_folders_and_lists_are_named(tmp_path, changes, split, message):
     write_tiny(tmp_path, changes)
     with pytest.raises(DamagedData, match=message):
         load_tiny_imagenet(split, tmp_path, _counts=TINY)
+
+
+@pytest.mark.parametrize("root", [".", "..", ""])
+def test_the_folder_itself_may_be_the_data_root(tmp_path, monkeypatch, root):
+    folder = write_tiny(tmp_path)
+    monkeypatch.chdir(folder / "val" if root == ".." else folder)
+    monkeypatch.setenv("LOCALLIP_DATA", ".")
+    assert len(load_tiny_imagenet("train", root, _counts=TINY)) == 12
+    assert (tmp_path / "tiny-imagenet-200-train.npy").is_file()
 
 
 def test_missing_parts_of_tiny_imagenet_are_named(tmp_path):

@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +17,7 @@ from safetensors.torch import load_file
 from locallip import cli
 from locallip.norms import WarmStarts
 from locallip.norms.starts import Drawn
-from locallip.processes import ALONE, Processes
+from locallip.processes import ALONE, Processes, goes_on
 from locallip.proofs.journal import chunks_of
 from locallip.proofs.rows import read_rows
 from locallip.proofs.shared import own_file, own_files, recovered
@@ -42,13 +44,18 @@ LAST = 14  # steps: 60 images in batches of 16, three and a half times
 
 
 def start(
-    count: int, args: list[str], dies: str = "", restarts: int = 0, device: tuple[str, ...] = ("--device", "cpu")
+    count: int,
+    args: list[str],
+    dies: str = "",
+    restarts: int = 0,
+    device: tuple[str, ...] = ("--device", "cpu"),
+    **more: str,
 ) -> subprocess.CompletedProcess[str]:
     """`locallip ARGS` in so many processes; `dies` is "STEP RANK" for one that kills itself there."""
     torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}", f"--max-restarts={restarts}"]
     return subprocess.run(
         [sys.executable, *(torchrun if count > 1 else []), str(DRIVER), *args, *device],
-        env={**os.environ, "DIES": dies, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "DIES": dies, "OMP_NUM_THREADS": "1", **more},
         capture_output=True,
         text=True,
         timeout=300,
@@ -62,9 +69,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def train(folder: Path, out: str, count: int, *more: str, dies: str = "", restarts: int = 0, code: int = 0) -> str:
+def train(
+    folder: Path, out: str, count: int, *more: str, dies: str = "", restarts: int = 0, code: int = 0, **driver: str
+) -> str:
     args = ["train", str(folder / "tiny.toml"), "--out", str(folder / out), "--no-evaluate", *more]
-    found = start(count, args, dies, restarts)
+    found = start(count, args, dies, restarts, **driver)
     assert found.returncode == code, found.stderr
     return found.stderr
 
@@ -126,9 +135,11 @@ def test_a_run_goes_on_with_another_number_of_processes(folder: Path, alone: Pat
     assert_nearly_the_same(alone, folder / "many")
 
 
-def certify(folder: Path, model: Path, out: str, count: int, *more: str, dies: str = "", code: int = 0) -> Path:
+def certify(
+    folder: Path, model: Path, out: str, count: int, *more: str, dies: str = "", code: int = 0, **driver: str
+) -> Path:
     fixed = ["--data", "embedded", "--limit", "17", "--batch", "2", "--chunk", "1", "--seed", "5", "--eps", "0.1"]
-    found = start(count, ["certify", str(model), "--out", str(folder / out), *fixed, *more], dies)
+    found = start(count, ["certify", str(model), "--out", str(folder / out), *fixed, *more], dies, **driver)
     assert found.returncode == code, found.stderr
     return folder / out
 
@@ -255,3 +266,107 @@ def test_a_process_alone_asks_nobody() -> None:
     assert ALONE.any(True)
     assert not ALONE.any(False)
     assert ALONE.rows_to_first(values) == [values]
+
+
+def test_a_chunk_may_take_longer_than_gloo_waits(folder: Path, alone: Path) -> None:
+    """The others have nothing to do meanwhile, and must not take it for dead."""
+    one = certify(folder, alone, "patient-one.jsonl", 1)
+    both = certify(folder, alone, "patient.jsonl", 2, SLOW="16 10", PATIENCE="4")
+    assert rows_of(one) == rows_of(both)
+
+
+def test_what_somebody_else_has_begun_is_refused_in_every_life(folder: Path, alone: Path, tmp_path: Path) -> None:
+    """A refusal ends a process, and torchrun starts it again: that is no reason to go on with rows or runs of another."""
+    rows = certify(folder, alone, "others.jsonl", 1)
+    before = rows.with_suffix(".json").read_text()
+    args = ["certify", str(alone), "--out", str(rows), "--data", "embedded", "--limit", "17", "--batch", "2", "--chunk", "1"]
+    found = start(2, [*args, "--seed", "5", "--eps", "0.1"], restarts=1)
+    assert found.returncode == 1
+    assert found.stderr.count("is there already") == 2
+    assert rows.with_suffix(".json").read_text() == before
+    before = (alone / "environment.json").read_text()
+    found = start(2, ["train", str(folder / "tiny.toml"), "--out", str(alone), "--no-evaluate"], restarts=1)
+    assert found.returncode == 1
+    assert found.stderr.count("already holds a run") == 2
+    assert (alone / "environment.json").read_text() == before
+
+
+def test_whose_a_run_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "mine")
+    assert goes_on(Processes(), "mine")
+    assert not goes_on(Processes(restarts=1), None)
+    assert not goes_on(Processes(restarts=1), "another")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    assert goes_on(Processes(restarts=1), None)
+    assert not goes_on(ALONE, None)
+
+
+def test_the_figures_of_an_epoch_that_was_broken_off_are_those_of_all_samples(folder: Path) -> None:
+    """Two processes stop within the first epoch, two or one go on: the row is that of a run that was not stopped."""
+    long = ["--images", "60", "--batch", "2", "--epochs", "1", "--ramp-epochs", "1"]
+    train(folder, "whole", 2, *long)
+    for count in (2, 1):
+        out = f"broken-off-{count}"
+        told = train(folder, out, 2, *long, "--stop-after", "0.001", code=1)
+        assert "stopped at step" in told
+        train(folder, out, count, *long, "--resume")
+        rows = [json.loads((folder / run / "metrics.jsonl").read_text()) for run in ("whole", out)]
+        for name in ("clean", "robust", "clean_loss", "worst_loss", "local_bound"):
+            assert rows[0][name] == pytest.approx(rows[1][name], rel=1e-3), name
+
+
+def test_a_wish_to_stop_is_heard_soon_where_steps_are_slow(folder: Path) -> None:
+    """Whoever asked kills the processes after half a minute, saved or not."""
+    long = ["--images", "60", "--batch", "2", "--epochs", "1", "--ramp-epochs", "1"]
+    told = train(folder, "slow", 2, *long, "--stop-after", "2", code=1, PAUSE="0.7")
+    stopped = re.search(r"stopped at step (\d+) of 30", told)
+    assert stopped
+    assert 2 <= int(stopped[1]) <= 5
+
+
+def test_a_run_that_stops_is_not_started_again(folder: Path) -> None:
+    """It would train on for as long once more."""
+    told = train(folder, "enough", 2, "--stop-after", "0.001", restarts=2)
+    assert told.count("stopped at step") == 1
+
+
+def test_all_processes_keep_vectors_in_the_bits_that_each_has_room_for(folder: Path) -> None:
+    """Their rows go into one checkpoint. Catches: rows of one dtype that are received as those of another."""
+    train(folder, "unlike", 2, UNLIKE="int8")
+    starts = {name: rows for name, rows in state(folder / "unlike").items() if name.startswith("starts")}
+    assert starts
+    assert {rows.dtype for rows in starts.values()} == {torch.int8}
+    assert all(bool(rows.any(1).all()) for rows in starts.values())
+
+
+def test_processes_that_were_asked_for_different_things_are_refused(folder: Path, alone: Path) -> None:
+    """Another seed or chunk would silently be the first one's, and rows elsewhere nobody would find again."""
+    fixed = ["--data", "embedded", "--limit", "4", "--eps", "0.1", "--device", "cpu"]
+    command = [sys.executable, str(DRIVER), "certify", str(alone), *fixed]
+    for name, options in (("seed", ["--seed"]), ("chunk", ["--seed", "1", "--chunk"])):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = str(free.getsockname()[1])
+        running = []
+        for rank in (0, 1):
+            place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+            place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
+            words = [*command, "--out", str(folder / f"differing-{name}.jsonl"), *options, str(rank + 1)]
+            running.append(subprocess.Popen(words, env={**os.environ, **place}, stderr=subprocess.PIPE, text=True))
+        said = "".join(process.communicate(timeout=200)[1] for process in running)
+        assert f"the processes of a run differ: {name} is 1 in the first and 2 in process 1" in said
+        assert all(process.returncode for process in running)
+
+
+def test_rows_of_other_chunks_are_not_gone_on_with(folder: Path, alone: Path) -> None:
+    """The random numbers of a row follow from its chunk."""
+    out = certify(folder, alone, "chunks.jsonl", 2, dies="3 1", code=1)
+    args = ["--data", "embedded", "--limit", "17", "--batch", "2", "--chunk", "2", "--seed", "5", "--eps", "0.1"]
+    found = start(1, ["certify", str(alone), "--out", str(out), *args, "--resume"])
+    assert found.returncode == 2
+    assert "is of another run: chunk was 1 and is 2" in found.stderr
+
+
+def test_too_few_images_for_a_batch_are_named() -> None:
+    with pytest.raises(WrongRecipe, match="images = 5, less than a batch, does not divide among 2 processes"):
+        share_of(12, 5, Processes(0, 2))

@@ -557,7 +557,8 @@ SECTIONS = {
 def trained(tmp_path_factory):
     """One run with everything: a validation split, an evaluation and a result file beside the run folder."""
     folder = tmp_path_factory.mktemp("trained")
-    seen = {}
+    seen, threads = {}, torch.get_num_threads()
+    torch.set_num_threads(1)  # as in the tests, which evaluate again
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fitting, "load_images", few)
         plain = running.Run.__init__
@@ -569,6 +570,7 @@ def trained(tmp_path_factory):
         patch.setattr(running.Run, "__init__", noted)
         r = recipe(epochs=20.0, validation=12, seed=4, learning_rate=3e-3)
         seen["result"] = run(folder / "run", r, evaluate=True, results=folder / "results")
+    torch.set_num_threads(threads)
     return folder, r, seen
 
 

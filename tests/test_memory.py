@@ -14,6 +14,7 @@ from locallip.data import ImageSet, load_images
 from locallip.models import build_model
 from locallip.norms import WarmStarts
 from locallip.norms.rows import Rows
+from locallip.training import memory
 from locallip.training.engine import Engine
 from locallip.training.memory import DTYPES, STEP_BYTES_PER_UNIT, Need, Plan, fitting, needed, plan_memory
 from locallip.training.recipe import Recipe, WrongRecipe, find
@@ -172,3 +173,29 @@ def test_saved_vectors_are_read_whatever_they_were_kept_as(before, now) -> None:
     read = starts.layout.vectors(starts.rows[place], shape).float()
     far = {torch.float32: 1e-6, torch.bfloat16: 0.01, torch.int8: 0.015, torch.uint8: 0.25}
     assert (read - u.view(300, *shape)).flatten(1).norm(dim=1).max() < far[before] + far[now]
+
+
+@pytest.mark.parametrize("before", [torch.float32, torch.bfloat16, torch.int8, torch.uint8])
+@pytest.mark.parametrize("last", [True, False])
+def test_saved_vectors_are_read_on_a_device_that_lays_them_out_otherwise(before, last) -> None:
+    """A run on a GPU goes on on a CPU, and the other way round."""
+    place, shape = (0, 0), torch.Size((3, 4, 5))
+    u = torch.nn.functional.normalize(torch.randn(30, 60, generator=torch.Generator().manual_seed(0)), dim=1)
+    starts = WarmStarts(30, torch.float32, channels_last=not last)
+    starts.prepare({place: shape})
+    starts.load(place, Rows(before, channels_last=last).lay(u.view(30, *shape)), last)
+    read = starts.layout.vectors(starts.rows[place], shape)
+    assert (read - u.view(30, *shape)).flatten(1).norm(dim=1).max() < 0.25
+
+
+@pytest.mark.parametrize(("room", "advice"), [(5e6, "vectors = 'int8' fits"), (3.2e6, "vectors = 'int4' fits"), (1e6, "")])
+def test_a_cpu_without_room_for_the_vectors_is_refused_and_told_what_fits(room, advice, monkeypatch):
+    monkeypatch.setattr(memory, "free_bytes", lambda device: room)
+    recipe = Recipe("t", "embedded", "small", "local-b", "0.5", 0.6, 1.0)
+    train = ImageSet(
+        "embedded", "train", torch.zeros(600, 1, 28, 28, dtype=torch.uint8), torch.zeros(600).long(), ("a", "b")
+    )
+    model = build_model("small", (1, 28, 28), 2, "relu_theta")
+    with pytest.raises(WrongRecipe, match=rf"saved vectors need .* of memory: {advice}"):
+        plan_memory(recipe, model, train, CPU)
+    assert plan_memory(dataclasses.replace(recipe, starts="random", power_steps=5), model, train, CPU).numbers == "float32"

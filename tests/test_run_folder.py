@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -234,6 +235,17 @@ def test_space_is_checked_and_nothing_is_left_behind(folder):
     with pytest.raises(RunFolderError, match=r"needs 1000000000\.0 GB \(1,000,000,000,000,000,000 bytes\).* are free"):
         folder.check_space(10**18)
     assert files(folder) == set()
+
+
+def test_space_that_checkpoints_take_already_is_not_asked_for_again(folder, monkeypatch):
+    """A run that had room for three goes on where two of them are there."""
+    for step in (1, 2):
+        folder.save(step, {"a": torch.zeros(250_000)}, {})
+    usage = shutil.disk_usage(folder.path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1_010_000))
+    folder.check_space(3_000_000)
+    with pytest.raises(RunFolderError, match="disk space"):
+        folder.check_space(4_000_000)
 
 
 def test_full_disk_keeps_the_last_checkpoint(folder, monkeypatch):

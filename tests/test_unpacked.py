@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -64,6 +67,7 @@ def flip(path):
         lambda path: path.with_suffix(".json").unlink(),
         lambda path: path.with_suffix(".json").write_text("{"),
         lambda path: path.with_suffix(".json").write_text("[]"),
+        lambda path: path.with_suffix(".json").write_text("[" * 100_000),
         lambda path: np.save(path, np.zeros((COUNT, 3, 4, 5), dtype=np.uint8)),
     ],
 )
@@ -81,6 +85,17 @@ def test_a_pickle_in_its_place_is_not_opened(tmp_path):
     path = tmp_path / "images.npy"
     read(path, Source())
     np.save(path, np.array([{"a": 1}], dtype=object), allow_pickle=True)
+    about = json.loads(path.with_suffix(".json").read_text())
+    about["sha256"] = unpacked._checksum(path)
+    path.with_suffix(".json").write_text(json.dumps(about))
+    assert read(path, Source(5))[0].unique().tolist() == [5]
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\5\6" + bytes(18), b"\x93NUMPY\1\0\x10\0{'descr': (((((("])
+def test_what_numpy_reads_otherwise_is_unpacked_anew(tmp_path, content):
+    path = tmp_path / "images.npy"
+    read(path, Source())
+    path.write_bytes(content)
     about = json.loads(path.with_suffix(".json").read_text())
     about["sha256"] = unpacked._checksum(path)
     path.with_suffix(".json").write_text(json.dumps(about))
@@ -112,3 +127,15 @@ def test_who_waits_is_told(tmp_path, monkeypatch):
     read(tmp_path / "images.npy", Source(), say=said.append)
     assert said[1].startswith("unpacked 2 of 5 images, once and for all in ")
     assert len(said) == COUNT
+
+
+def test_what_a_killed_process_left_half_written_is_removed(tmp_path):
+    path = tmp_path / "images.npy"
+    over = subprocess.Popen([sys.executable, "-c", ""])
+    over.wait()
+    dead, alive = (path.with_name(f".images.npy.{number}.part") for number in (over.pid, os.getppid()))
+    for left in (dead, alive):
+        left.write_bytes(b"half")
+    read(path, Source())
+    assert not dead.exists()
+    assert alive.exists()

@@ -27,7 +27,7 @@ from locallip.completion import Completed, script
 from locallip.data import DamagedData, MissingData
 from locallip.onnx_model import MissingOnnx
 from locallip.options import WrongOption, check, device_of, options_of, radius_of
-from locallip.processes import Disagreeing, LostProcess, TooManyProcesses, processes
+from locallip.processes import Disagreeing, LostProcess, TooManyProcesses, processes, restarts_left
 from locallip.proofs import WrongRows
 from locallip.provenance import hardware
 from locallip.proving import Disagreement, certify, verify
@@ -318,7 +318,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"locallip: {error}", file=sys.stderr)
         return 3
     except Stopped:
-        return 130
+        return 0 if restarts_left() else 130  # torchrun would start again what ends in another way, and train on
     except KeyboardInterrupt:
         print("locallip: stopped", file=sys.stderr)
         return 130

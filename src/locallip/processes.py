@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -84,17 +85,33 @@ class Processes:
 
     def any(self, flag: bool) -> bool:
         """Whether it is so in at least one process."""
+        return self.sums(float(flag))[0] > 0
+
+    def sums(self, *values: float) -> list[float]:
+        """Each number added up over all processes, the same to the bit in all of them."""
         if self.size == 1:
-            return flag
-        votes = torch.tensor(int(flag))
+            return list(values)
+        added = torch.tensor(values, dtype=torch.float64)
         with _heard():
-            dist.all_reduce(votes)
-        return bool(votes)
+            dist.all_reduce(added)
+        return added.tolist()
 
     def counted(self, name: str, more: int = 1) -> int:
         """Add to a count that all of several processes share, and say what it is now; nobody waits for anybody."""
         with _heard():
             return int(self.store.add(name, more))
+
+    def wait_for_long(self, name: str) -> None:
+        """Until all have come here, however long one of them works on; `name` is of this place alone.
+
+        They ask the store: what goes through gloo gives up after a while (PATIENCE). torchrun ends those who wait for one
+        that has died.
+        """
+        waited = 0.0
+        self.counted(name)
+        while self.counted(name, 0) < self.size:
+            waited = min(waited + 0.05, 2.0)
+            time.sleep(waited)
 
     def wait(self) -> None:
         """Until all have come here."""
@@ -181,7 +198,8 @@ ALONE = Processes()
 def processes() -> Iterator[Processes]:
     """This process among those that torchrun started with it; ALONE without torchrun, or with one process."""
     if os.environ.get("WORLD_SIZE", "1") == "1" or not {"RANK", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
-        yield ALONE
+        restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+        yield Processes(restarts=restarts) if restarts else ALONE
         return
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT")
     numbers = [int(os.environ.get(name, "0")) for name in names]
@@ -203,6 +221,21 @@ def launched() -> str | None:
     """What torchrun calls the run that this process belongs to, the same after restarts; None where it has no name."""
     name = os.environ.get("TORCHELASTIC_RUN_ID", "none")
     return None if name == "none" else name
+
+
+def restarts_left() -> int:
+    """How often torchrun would start these processes again if they failed now."""
+    most, used = (int(os.environ.get(f"TORCHELASTIC_{name}", "0")) for name in ("MAX_RESTARTS", "RESTART_COUNT"))
+    return max(0, most - used)
+
+
+def goes_on(together: Processes, began: str | None) -> bool:
+    """Whether a run that is there already is that of this very torchrun, which `began` names, and so goes on unasked.
+
+    Where torchrun has given no name, a process that it has started again takes what is there for its own.
+    """
+    name = launched()
+    return together.restarts > 0 if name is None else name == began
 
 
 @contextmanager

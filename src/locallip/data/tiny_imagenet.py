@@ -54,7 +54,8 @@ class _Folder:
     """The files of a folder on the disk."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = self.place = folder
+        self.folder = folder
+        self.place = folder.absolute() if folder.name not in ("", "..") else folder.resolve()  # which has a name
 
     def path(self, name: str) -> Path:
         return self.folder / name
@@ -129,6 +130,8 @@ def load_tiny_imagenet(
     classes = tuple(sorted(files.read("wnids.txt").decode("ascii", "replace").split()))
     if len(set(classes)) != _counts.classes:
         raise damaged(files.path("wnids.txt"), f"it names {len(set(classes))} classes, expected {_counts.classes}")
+    if len(classes) > len(set(classes)):  # its images would be there twice, with two labels
+        raise damaged(files.path("wnids.txt"), "it names a class twice")
     if split == "train":
         names, labels = _training(files, classes, _counts.train)
     else:

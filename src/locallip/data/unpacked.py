@@ -52,6 +52,9 @@ def kept(
 def _write(path: Path, source: str, pixels: np.ndarray) -> None:
     """Pixels first, then what they are of: between the two an old entry meets new pixels, and their checksum says so."""
     half = path.with_name(f".{path.name}.{os.getpid()}{PART}")
+    for left in path.parent.glob(f".{path.name}.*{PART}"):
+        if not _lives(left.name.split(".")[-2]):  # a gigabyte of one that was killed
+            left.unlink(missing_ok=True)
     try:
         with open(half, "wb") as file:
             np.save(file, pixels)
@@ -61,6 +64,17 @@ def _write(path: Path, source: str, pixels: np.ndarray) -> None:
         write_atomically(_about(path), json.dumps(about).encode())
     finally:
         half.unlink(missing_ok=True)
+
+
+def _lives(process: str) -> bool:
+    """Whether a process of this number works here; one of another machine that does not only loses what is kept."""
+    try:
+        os.kill(int(process), 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, ValueError, OverflowError):
+        return True
+    return True
 
 
 def _about(path: Path) -> Path:
@@ -74,7 +88,9 @@ def _read(path: Path, source: str, shape: tuple[int, ...]) -> Tensor | None:
         if about["source"] != source or about["sha256"] != _checksum(path):
             return None
         pixels = np.load(path, mmap_mode="c")
-    except (OSError, ValueError, KeyError, TypeError):
+    except Exception:  # numpy has no common class for what a file may hold in its place
+        return None
+    if not isinstance(pixels, np.ndarray):
         return None
     return torch.from_numpy(pixels) if pixels.shape == shape and pixels.dtype == np.uint8 else None
 

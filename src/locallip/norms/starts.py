@@ -106,15 +106,18 @@ class WarmStarts:
         """Keep rows (B, width) as those of the samples `index` (B,)."""
         self.rows[place].index_copy_(0, index, new)
 
-    def load(self, place: Place, saved: Tensor) -> None:
-        """Take over the rows (N, width) of all samples, which may have been kept as another dtype, in the same order."""
+    def load(self, place: Place, saved: Tensor, channels_last: bool | None = None) -> None:
+        """Take over the rows (N, width) of all samples, which may have been kept as another dtype.
+
+        `channels_last` says in which order, that of a GPU or of a CPU; None for the same as here.
+        """
         rows, shape = self.rows[place], self.shapes[place]
-        if saved.dtype == rows.dtype:
+        theirs = Rows(saved.dtype, self.layout.channels_last if channels_last is None else channels_last)
+        if theirs == self.layout:
             rows.copy_(saved)
             return
-        flat = torch.Size((shape.numel(),))
         for part, new in zip(rows.split(SOME), saved.split(SOME), strict=True):
-            part.copy_(Rows(rows.dtype).lay(Rows(saved.dtype).vectors(new, flat)))
+            part.copy_(self.layout.lay(theirs.vectors(new, shape)))
 
     def jitter(self, key: NormKey, shape: torch.Size, like: Tensor) -> Tensor:
         """A little of every direction, (1, *shape), to be added to a start that today's mask may have made vanish."""

@@ -50,7 +50,8 @@ def writing(out: Path | None, say: Say) -> Iterator[None]:
     except BrokenPipeError:  # that of what we say, not of the rows
         raise
     except OSError as error:
-        kept = "; the rows so far are kept: go on with --resume" if out.exists() else ""
+        there = out.exists() or any(out.parent.glob(f".{out.stem}.*.process-*"))  # shared.py
+        kept = "; the rows so far are kept: go on with --resume" if there else ""
         raise WrongRows(f"{out} cannot be written: {error.strerror or error}{kept}") from None
 
 

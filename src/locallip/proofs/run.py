@@ -20,11 +20,11 @@ from locallip.certify.inputs import as_eps
 from locallip.certify.prover import Method
 from locallip.data import ImageSet, pixels
 from locallip.norms import Guarantee
-from locallip.processes import ALONE, Processes
+from locallip.processes import ALONE, Processes, goes_on, launched
 from locallip.proofs.check import contradictions, faults
 from locallip.proofs.journal import begin, chunks_of, continued, grow, seed_of, writing
-from locallip.proofs.rows import Row, read_rows, replace_rows
-from locallip.proofs.settings import Settings, compared, mark_of, read_about, structure_of, write_about
+from locallip.proofs.rows import Row, WrongRows, read_rows, replace_rows
+from locallip.proofs.settings import Settings, about_file, compared, mark_of, read_about, structure_of, write_about
 from locallip.proofs.shared import forget, grow_together, recovered
 from locallip.proofs.summary import shown, summarize
 from locallip.provenance import environment, hardware, others_gb
@@ -98,6 +98,8 @@ def _certify_images(
     start, together = time.perf_counter(), job.together
     images = _first(images, job.limit)
     model = model.to(job.device)
+    # What the first process alone would decide, and where the others would leave rows that nobody looks for.
+    together.check_same({"seed": job.seed, "chunk": job.chunk, "out": None if job.out is None else job.out.name})
     known = _continued(job)
     seed, chunk = together.from_first((seed_of(job.seed, known), _chunk_size(job, known, len(images))))
     certifier = _certifier(job, model, images, seed)
@@ -135,7 +137,14 @@ def _continued(job: Job) -> Settings | None:
     """The settings of the run that is to go on, in the first process: one that torchrun starts again goes on by itself."""
     if not job.together.first:
         return None
-    return continued(job.out, job.resume or job.together.restarts > 0, lambda path: read_about(path)[0])
+    return continued(job.out, job.resume or _is_own(job), lambda path: read_about(path)[0])
+
+
+def _is_own(job: Job) -> bool:
+    """Whether torchrun has started these processes again, for the rows that are there."""
+    if job.out is None or not about_file(job.out).exists() or not (job.together.restarts or launched()):
+        return False
+    return goes_on(job.together, read_about(job.out)[0].environment.get("torchrun"))
 
 
 def _found(
@@ -227,7 +236,7 @@ def _settings(job: Job, images: ImageSet, certifier: Certifier, seed: int, chunk
         batch_size=job.batch_size,
         seed=seed,
         hardware=hardware(job.device),
-        environment=environment(),
+        environment={**environment(), "torchrun": launched()},
         radii=job.radii,
         method=job.method,
         branch_seconds=job.branch_seconds,
@@ -250,6 +259,8 @@ def _chunk_size(job: Job, known: Settings | None, count: int) -> int:
 
     The random numbers of a row follow from its chunk, so that rows are the same for any number of processes if chunks are.
     """
+    if job.chunk and known is not None and known.chunk not in (None, 0, job.chunk):
+        raise WrongRows(f"{job.out} is of another run: chunk was {known.chunk} and is {job.chunk}")
     if job.chunk or (known is not None and known.chunk):
         return job.chunk or (0 if known is None else known.chunk)
     large = job.batch_size >= LARGE_BATCH and not job.radii

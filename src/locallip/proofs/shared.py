@@ -98,6 +98,7 @@ def grow_together(
         ready = together.counted("images done", len(new))
         left = (time.perf_counter() - start) / ready * (count - ready)
         say(f"{ready} of {count} images in {together.size} processes, {left:.0f} s left")
+    together.wait_for_long("processes at the end")  # a chunk may take hours
     everybody = together.all_gathered(mine)
     if not together.first:
         return []

@@ -329,6 +329,12 @@ class Engine:
             shown |= {"local_norms": rest[:n], "global_norms": rest[n : 2 * n], "varying": rest[2 * n :]}
         return shown
 
+    def mean_sums(self) -> Tensor:
+        """The sums of figures so far, in the mean over all processes: any number of them can go on with that."""
+        sums = self.sums.clone()
+        self.together.add(sums)
+        return sums / self.together.size
+
     def state(self) -> dict[str, Tensor]:
         """Everything that a run needs to go on exactly, as named tensors (the samples' vectors apart, see `starts`)."""
         tensors = {f"model.{name}": p.detach().clone() for name, p in self.model.state_dict().items()}

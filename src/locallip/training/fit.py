@@ -17,7 +17,7 @@ import torch
 from locallip.data import ImageSet, hold_out, load_images
 from locallip.files import write_atomically
 from locallip.models import num_parameters
-from locallip.processes import ALONE, Processes, launched
+from locallip.processes import ALONE, Processes, goes_on
 from locallip.provenance import environment, hardware
 from locallip.training.batches import margin_of
 from locallip.training.evaluate import evaluate
@@ -57,7 +57,14 @@ def fit(recipe: Recipe, options: Options, show: Display | None = None) -> dict[s
     options = dataclasses.replace(options, resume=together.from_first(_resumes(options)))
     with together.one_per_machine_first():
         train, validation, test = _data(recipe, options, show.say)
-    together.check_same({**dataclasses.asdict(recipe), "images": len(train.labels), "labels": _checksum(train)})
+    together.check_same(
+        {
+            **dataclasses.asdict(recipe),
+            "images": len(train.labels),
+            "data": _checksum(train),
+            "locallip": environment()["locallip"],
+        }
+    )
     if not options.resume and together.first:  # before there is a folder
         _check_results(options, recipe, len(test.labels))
     # Refuses what cannot be shared or has no room, so before there is a folder, too.
@@ -76,15 +83,16 @@ def fit(recipe: Recipe, options: Options, show: Display | None = None) -> dict[s
 
 
 def _checksum(images: ImageSet) -> str:
-    """Of the labels: enough to tell data sets, and shares of them, apart."""
-    return hashlib.sha256(images.labels.contiguous().numpy().tobytes()).hexdigest()
+    """Of the labels and of some images: enough to tell data sets, and shares of them, apart."""
+    some = images.images[:: max(1, len(images) // 1000)]
+    return hashlib.sha256(b"".join(t.contiguous().numpy().tobytes() for t in (images.labels, some))).hexdigest()
 
 
 def _resumes(options: Options) -> bool:
     """Whether there is a run to go on with: torchrun starts the same command again after a process has died."""
     if options.resume or not (options.out / "config.json").is_file():
         return options.resume
-    return options.together.restarts > 0 or (launched() is not None and RunFolder(options.out).launched() == launched())
+    return goes_on(options.together, RunFolder(options.out).launched())
 
 
 @contextmanager

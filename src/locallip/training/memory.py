@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-import os
-from dataclasses import dataclass
+import socket
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -12,6 +12,8 @@ from torch import nn
 from locallip.data import ImageSet
 from locallip.network import lower
 from locallip.norms.rows import Rows
+from locallip.processes import ALONE, Processes
+from locallip.room import free_bytes
 from locallip.training.batches import margin_of
 from locallip.training.objective import local_places, places
 from locallip.training.recipe import Recipe, WrongRecipe
@@ -23,6 +25,9 @@ STEP_BYTES_PER_UNIT = {"bfloat16": 32, "tf32": 64, "float32": 64}
 USED = 0.95
 #: The saved vectors' numbers by the names of recipes.
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8, "int4": torch.uint8}
+
+#: What a user can do who has no room for vectors in any number of bits.
+WITHOUT_VECTORS = ("starts = 'random' keeps none, with power_steps = 5 or more", "local_layers = 'dense' keeps few")
 
 
 @dataclass(frozen=True)
@@ -61,17 +66,42 @@ class Plan:
 
 
 def plan_memory(
-    recipe: Recipe, model: nn.Module, train: ImageSet, device: torch.device, batch: int | None = None, neighbours: int = 1
+    recipe: Recipe,
+    model: nn.Module,
+    train: ImageSet,
+    device: torch.device,
+    batch: int | None = None,
+    together: Processes = ALONE,
 ) -> Plan:
     """What fits the machine, vectors on the device in as many bits as possible before vectors in host memory.
 
-    `train` and `batch` (default: the recipe's) are those of this process, one of `neighbours` that share the host's memory.
+    `train` and `batch` (default: the recipe's) are those of this process, one of `together`. All of these keep vectors in
+    the same bits, the fewest that one of them has room for: their rows go into one checkpoint.
     """
+    sharing = together.all_gathered((socket.gethostname(), str(device))).count((socket.gethostname(), str(device)))
     need = needed(recipe, model, train, batch)
-    if device.type != "cuda":
-        numbers = "float32" if recipe.vectors == "auto" else recipe.vectors
-        return Plan(device, device, numbers, True, need)
-    return fitting(recipe, need, device, torch.cuda.mem_get_info(device)[0], free_host_memory() / neighbours, batch)
+
+    def plan(vectors: str) -> Plan:
+        asked = replace(recipe, vectors=vectors)  # type: ignore[arg-type]
+        host = free_bytes(torch.device("cpu")) / together.local_size
+        if device.type != "cuda":
+            return _on_a_cpu(asked, need, device, host)
+        return fitting(asked, need, device, torch.cuda.mem_get_info(device)[0] / sharing, host, batch)
+
+    own = plan(recipe.vectors)
+    fewest = min(together.all_gathered(own.numbers), key=list(reversed(DTYPES)).index)
+    return own if own.numbers == fewest else plan(fewest)
+
+
+def _on_a_cpu(recipe: Recipe, need: Need, device: torch.device, room: float) -> Plan:
+    numbers = "float32" if recipe.vectors == "auto" else recipe.vectors
+    if need.starts[numbers] and need.starts[numbers] + need.images > USED * room:
+        fewer = [f"vectors = '{few}' fits" for few in ("int8", "int4") if need.starts[few] + need.images < USED * room]
+        raise WrongRecipe(
+            f"the saved vectors need {_gb(need.starts[numbers])} ({numbers}), and there is {_gb(USED * room)} of memory: "
+            + "; ".join([*fewer[:1], *WITHOUT_VECTORS])
+        )
+    return Plan(device, device, numbers, True, need)
 
 
 def needed(recipe: Recipe, model: nn.Module, train: ImageSet, batch: int | None = None) -> Need:
@@ -109,18 +139,12 @@ def _nothing_fits(recipe: Recipe, need: Need, wanted: list[str], free: float, ho
     room = f"{_gb(free)} of device memory and {_gb(host)} of host memory"
     if need.step / batch > free:
         return f"one image needs about {_gb(need.step / batch)} in a step, and there is {room}: the network is too large"
-    ways = ["starts = 'random' keeps none, with power_steps = 5 or more", "local_layers = 'dense' keeps few"]
+    if not need.starts["int4"]:
+        return f"the images need {_gb(need.images)}, one of them in a step {_gb(need.step / batch)}, and there is {room}"
+    ways = list(WITHOUT_VECTORS)
     if need.starts["int4"] + need.step / batch + need.images < free or need.starts["int4"] + need.images < host:
         ways.insert(0, "vectors = 'int4' fits")
     return f"the saved vectors need {_gb(least)}, and there is {room}: {'; '.join(ways)}"
-
-
-def free_host_memory() -> float:
-    """Bytes that are free beside the device; unlimited where the system does not say."""
-    try:
-        return float(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    except (AttributeError, OSError, ValueError):
-        return math.inf
 
 
 def _gb(count: float) -> str:

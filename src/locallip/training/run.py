@@ -34,8 +34,9 @@ LARGEST_SAVED_STARTS = 2 * 10**9
 HEALING_STEPS = 8
 #: Seconds between checkpoints, which come at the end of an epoch.
 CHECKPOINT_SECONDS = 60.0
-#: Steps between two questions of several processes to each other whether somebody wants to stop.
-STEPS_BETWEEN_QUESTIONS = 10
+#: Steps, at most, and about the seconds between two questions of several processes to each other whether somebody wants to
+#: stop: whoever starts them may kill them half a minute after having asked.
+STEPS_BETWEEN_QUESTIONS, SECONDS_BETWEEN_QUESTIONS = 10, 1.0
 
 
 class Stopped(KeyboardInterrupt):
@@ -86,7 +87,8 @@ class Run:
         self.is_cold = False  # vectors are random in the middle of a run
         self.share = share_of(recipe.batch, self.count, together)
         self._train = train if together.size == 1 else train.take(self.share.samples(self.count))
-        self.plan = plan_memory(recipe, self.model, self._train, device, self.share.part, together.local_size)
+        self.plan = plan_memory(recipe, self.model, self._train, device, self.share.part, together)
+        self._next_question = 0
 
     def prepare(self, resume: bool, announce: bool = True) -> None:
         """Say what will be needed, check that it is there, and put images, network and state in place."""
@@ -140,7 +142,7 @@ class Run:
         for place in places:
             if known and starts is not None:
                 rows = found.tensors[_starts_name(place)]
-                starts.load(place, rows if self.together.size == 1 else rows[mine])
+                starts.load(place, rows if self.together.size == 1 else rows[mine], found.values.get("channels_last"))
         self.step, self.seconds = int(found.values["step"]), float(found.values["seconds"])
         self.others = float(found.values.get("others", 0.0))
         whole = self.step // self.per_epoch if self.step < self.total else math.ceil(self.total / self.per_epoch)
@@ -173,10 +175,12 @@ class Run:
 
     def save(self) -> None:
         """Write a checkpoint, which has the same content however many processes there are."""
-        starts = self._gathered_starts()
+        starts, sums = self._gathered_starts(), self.engine.mean_sums()
         if self.together.first:
             values = {"step": self.step, "seconds": self.seconds, "epoch": self.step / self.per_epoch, "others": self.others}
-            self.folder.save(self.step, self.engine.state() | starts, values)
+            if starts:
+                values["channels_last"] = self.engine.layout.channels_last
+            self.folder.save(self.step, self.engine.state() | starts | {"sums": sums}, values)
         self._saved_at, self._saved_step = time.perf_counter(), self.step
 
     def _gathered_starts(self) -> dict[str, Tensor]:
@@ -200,7 +204,7 @@ class Run:
     def train(self, asked_to_stop: list[int], stop_after: float | None) -> None:
         """Epoch after epoch; the figures of each go to metrics.jsonl, checkpoints follow the clock."""
         self._saved_at = self._began = time.perf_counter()
-        self._saved_step = -1
+        self._saved_step, self._first_step = -1, self.step
         board = Board(self.folder.path) if self.together.first else None
         if self.is_cold:
             self._heal()
@@ -230,11 +234,16 @@ class Run:
 
     def _asks(self) -> bool:
         """Whether it is time to look for a wish to stop: several processes must ask each other, which is not free."""
-        return self.together.size == 1 or self.step % STEPS_BETWEEN_QUESTIONS == 0
+        return self.together.size == 1 or self.step >= self._next_question
 
     def _must_stop(self, asked: list[int], stop_after: float | None) -> bool:
-        late = stop_after is not None and time.perf_counter() - self._began > stop_after
-        return self.together.any(bool(asked) or late)
+        seconds = time.perf_counter() - self._began
+        late = stop_after is not None and seconds > stop_after
+        # All have the same sums, and so ask again at the same step.
+        wishes, pace = self.together.sums(float(bool(asked) or late), seconds / max(1, self.step - self._first_step))
+        steps = SECONDS_BETWEEN_QUESTIONS * self.together.size / max(pace, 1e-9)
+        self._next_question = self.step + int(min(max(steps, 1), STEPS_BETWEEN_QUESTIONS))
+        return wishes > 0
 
     def _end_of_epoch(self, epoch: int, at: Any, begin: float, done: int) -> dict[str, Any]:
         figures = self.engine.read_figures()  # waits for the device

@@ -83,10 +83,12 @@ class RunFolder:
             folder.checkpoints.mkdir(parents=True, exist_ok=True)
             for unfinished in (*folder.path.glob(f"*{PART}"), *folder.checkpoints.glob(f"*{PART}")):
                 unfinished.unlink()
-            # The recipe comes first: with it the folder counts as a run, which can be resumed.
-            if not resume:
+            if resume:
+                write_atomically(folder.path / "environment.json", _as_json(folder._environment(resume)))
+            else:
+                # The recipe comes last: with it the folder counts as a run, which can be resumed, and says whose it is.
+                write_atomically(folder.path / "environment.json", _as_json(folder._environment(resume)))
                 write_atomically(folder.path / "config.json", _as_json(recipe))
-            write_atomically(folder.path / "environment.json", _as_json(folder._environment(resume)))
             write_atomically(folder.path / "README.txt", README.encode())
         return folder
 
@@ -102,7 +104,7 @@ class RunFolder:
                 raise RunFolderError(f"{self.path} already holds a run: --resume goes on with it, another --out starts anew")
             if self.path.exists() and not self.path.is_dir():
                 raise RunFolderError(f"{self.path} is a file: choose another --out")
-            known = {"checkpoints", "lock"}  # what a start that was killed at once leaves behind
+            known = {"checkpoints", "lock", "environment.json"}  # what a start that was killed at once leaves behind
             strange = [p.name for p in self.path.glob("*") if p.suffix != PART and p.name not in known]
         if strange:
             listed = ", ".join(sorted(strange)[:3]) + (", ..." if len(strange) > 3 else "")
@@ -158,7 +160,8 @@ class RunFolder:
     def check_space(self, bytes_needed: int) -> None:
         """Raise `RunFolderError` if a file cannot be written here or fewer than `bytes_needed` are free.
 
-        While a checkpoint is saved the two before it are still there, so a run needs room for three.
+        While a checkpoint is saved the two before it are still there, so a run needs room for three; those that are there
+        already count.
         """
         trial = self.checkpoints / f"trial{PART}"
         with self._reported("cannot be written to"):
@@ -170,6 +173,8 @@ class RunFolder:
             finally:
                 trial.unlink(missing_ok=True)
             free = shutil.disk_usage(self.checkpoints).free
+            taken = sum(path.stat().st_size for path in self.checkpoints.glob("state-*"))
+        bytes_needed -= taken
         if free < bytes_needed:
             raise RunFolderError(f"{self.path} needs {_size(bytes_needed)} of disk space, {_size(free)} are free")
 

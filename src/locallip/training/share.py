@@ -38,11 +38,11 @@ class Share:
 
 def share_of(batch: int, total: int, together: Processes) -> Share:
     """The share of this process; a batch must divide evenly."""
-    batch = min(batch, total)
+    what, batch = (f"batch = {batch}", batch) if batch <= total else (f"images = {total}, less than a batch,", total)
     if batch % together.size:
         fitting = next(n for n in range(together.size, 0, -1) if batch % n == 0)
         raise WrongRecipe(
-            f"batch = {batch} does not divide among {together.size} processes: make it a multiple of {together.size}, or "
+            f"{what} does not divide among {together.size} processes: make it a multiple of {together.size}, or "
             f"start {fitting}"
         )
     part = batch // together.size
