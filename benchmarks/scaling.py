@@ -49,10 +49,10 @@ from benchmarks.scaling_cases import (
     wait_for,
 )
 from benchmarks.scaling_lines import all_lines, measure_lines, measure_whole
-from benchmarks.scaling_ranks import all_ranks, as_one_of_many
+from benchmarks.scaling_ranks import all_ranks, as_one_of_many, certified_per_second
 
 from locallip.certify import Certifier
-from locallip.processes import processes
+from locallip.processes import ALONE, processes
 from locallip.training.batches import Epoch
 from locallip.training.engine import Engine
 
@@ -120,6 +120,7 @@ def main() -> None:
     parser.add_argument("--case")
     parser.add_argument("--lock", type=Path)
     parser.add_argument("--one-of-many", action="store_true")
+    parser.add_argument("--certify-alone", action="store_true")
     parser.add_argument("--lines", action="store_true", help="lines and auto instead of training and the local bound")
     parser.add_argument("--data-root", type=Path, help="CIFAR-10 for 6C2F with --lines; random pixels without it")
     parser.add_argument("--memory", type=float, default=math.inf, help="GB that 6C2F may take")
@@ -134,6 +135,9 @@ def main() -> None:
         return
     if args.case:
         print(json.dumps(measure(Case(**json.loads(args.case)), device, args.lock, args.steps)))
+        return
+    if args.certify_alone:
+        print(certified_per_second(ALONE, args.limit))
         return
     if args.one_of_many:
         with processes() as together:

@@ -35,15 +35,7 @@ def as_one_of_many(together: Processes, batch: int, steps: int, limit: int) -> d
     for _ in range(steps):
         together.add(gradients)
     sum_seconds = (time.perf_counter() - begin) / steps
-    digits = load_images("embedded", "test")
-    seen: list[float] = []
-
-    def say(line: str) -> None:
-        seen.append(time.perf_counter())
-
-    job = Job("mnist-4c3f-local-g", "1.58", limit=limit, batch_size=4, seed=0, chunk=4, together=together)
-    certify_images(job, load_model("mnist-4c3f-local-g"), _shuffled(digits), say)
-    end = time.perf_counter()
+    certified = certified_per_second(together, limit)
     if not together.first:
         return None
     return {
@@ -51,8 +43,20 @@ def as_one_of_many(together: Processes, batch: int, steps: int, limit: int) -> d
         "of_that_for_one_image_per_process": round(fixed_seconds, 4),
         "of_that_for_the_sum_of_gradients": round(sum_seconds, 4),
         "images_trained_per_second": round(batch / step_seconds, 3),
-        "images_certified_per_second": round(limit / (end - seen[0]), 3),
+        "images_certified_per_second": round(certified, 3),
     }
+
+
+def certified_per_second(together: Processes, limit: int) -> float:
+    """Images that these processes certify together, once the bound over all inputs is there."""
+    seen: list[float] = []
+
+    def say(line: str) -> None:
+        seen.append(time.perf_counter())
+
+    job = Job("mnist-4c3f-local-g", "1.58", limit=limit, batch_size=4, seed=0, chunk=4, together=together)
+    certify_images(job, load_model("mnist-4c3f-local-g"), _shuffled(load_images("embedded", "test")), say)
+    return limit / (time.perf_counter() - seen[0])
 
 
 def _step_seconds(together: Processes, recipe: Recipe, steps: int) -> float:
@@ -78,6 +82,14 @@ def _shuffled(images: ImageSet) -> ImageSet:
     return images.take(torch.randperm(len(images), generator=torch.Generator().manual_seed(0)))
 
 
+def _side_by_side(count: int, threads: int, limit: int) -> float:
+    """Images a second of so many programs that know nothing of each other: what the machine has to give."""
+    words = [sys.executable, str(PROGRAM), "--certify-alone", "--limit", str(limit)]
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+    programs = [subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(count)]
+    return sum(float(program.communicate()[0].strip().splitlines()[-1]) for program in programs)
+
+
 def all_ranks(ranks: list[int], threads: int, batch: int, steps: int, limit: int) -> dict[str, Any]:
     rows = []
     for count in ranks:
@@ -91,6 +103,7 @@ def all_ranks(ranks: list[int], threads: int, batch: int, steps: int, limit: int
             check=True,
         )
         row = {"processes": count, **json.loads(done.stdout.strip().splitlines()[-1])}
+        row["certified_per_second_side_by_side"] = round(_side_by_side(count, threads, limit), 3)
         rows.append(row)
         print(row, flush=True)
     for row in rows:
