@@ -76,6 +76,9 @@ class Objective:
     def __init__(self, network: Network, recipe: Recipe, noise: Mapping[Place, Tensor], layout: Rows):
         self.network, self.recipe, self.noise, self.layout = network, recipe, noise, layout
         self.local = local_places(network, recipe)
+        # A tensor, so that recipes that differ in it alone are compiled once.
+        here = next((v.device for v in noise.values()), None)
+        self.sparsity = torch.tensor(recipe.sparsity, device=here)
 
     def bounded(
         self, x: Tensor, y: Tensor, eps: Tensor, mix: Tensor, vectors: Vectors, shared: Vectors, probes: Vectors
@@ -106,7 +109,7 @@ class Objective:
         logits = worst_logits(network, trace, y, form=FORMS[recipe.method], steps=DUAL_STEPS)  # type: ignore[arg-type]
         loss = self._loss(logits, y, mix)
         if recipe.sparsity:
-            loss = loss + recipe.sparsity * sparsity_loss(network, trace, recipe.theta_weight)
+            loss = loss + self.sparsity * sparsity_loss(network, trace, recipe.theta_weight)
         return loss, figures(logits, y, trace, ceiling), own.vectors, everyone.vectors
 
     def _rule(self, own: BatchStarts, y: Tensor, ceiling: GlobalBound) -> NormRule:
