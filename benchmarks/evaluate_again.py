@@ -1,18 +1,21 @@
-"""Evaluate the networks that come with the package again: what the bounds of today prove of the same weights.
+"""Evaluate networks again: what the bounds of today prove of the same weights.
 
-    python benchmarks/evaluate_again.py [NAME ...] --data-root DIR [--out FOLDER] [--limit N]
+    python benchmarks/evaluate_again.py [NAME | RUN ...] --data-root DIR [--out FOLDER] [--limit N]
 
-Writes each network's result file anew, with the training as it was and under `evaluated` where and by which commit these
-figures were measured. `locallip.zoo.add_to_zoo` puts them into the index of networks.
+NAME is a network that comes with the package (all of them if none is named), RUN a run folder, perhaps not evaluated yet.
+Writes each result file anew, with the training as it was and under `evaluated` where and by which commit these figures were
+measured. `locallip.zoo.add_to_zoo` puts them into the index of networks.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from locallip.data import load_images
 from locallip.files import write_atomically
@@ -25,6 +28,20 @@ from locallip.zoo import load_model, model_cards
 EVALUATED = ("commit", "date", "torch", "python")
 
 
+def networks(names: list[str]) -> Iterator[tuple[nn.Module, str, Path]]:
+    """Networks, the names of their recipes and the files of their results."""
+    runs = [Path(name) for name in names if (Path(name) / "result.json").is_file()]
+    for run in runs:
+        path = run / "result.json"
+        yield load_model(run), json.loads(path.read_text(encoding="utf-8"))["recipe"]["name"], path
+    if names and len(runs) == len(names):
+        return
+    files = {result.model["sha256"]: result.path for result in read_results(ROOT / "results")}
+    for card in model_cards():
+        if not names or card.name in names:
+            yield load_model(card.name), card.recipe, files[card.sha256]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*")
@@ -33,22 +50,17 @@ def main() -> None:
     parser.add_argument("--limit", type=int)
     args = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    files = {result.model["sha256"]: result.path for result in read_results(ROOT / "results")}
-    for card in model_cards():
-        if args.names and card.name not in args.names:
-            continue
-        path = files[card.sha256]
-        recipe = find(card.recipe)
+    for model, name, path in networks(args.names):
+        recipe = find(name)
         images = load_images(recipe.data, "test", args.data_root)
-        model = load_model(card.name).to(device)
-        print(card.name, flush=True)
-        figures = evaluate(model, images, recipe.eps, limit=args.limit, seed=recipe.seed, say=print)
+        print(name, flush=True)
+        figures = evaluate(model.to(device), images, recipe.eps, limit=args.limit, seed=recipe.seed, say=print)
         values = json.loads(path.read_text(encoding="utf-8"))
         here = environment()
         values["evaluation"] = figures
         values["about"]["evaluated"] = {name: here[name] for name in EVALUATED} | {"hardware": hardware(device)}
         args.out.mkdir(parents=True, exist_ok=True)
-        write_atomically(args.out / path.name, (json.dumps(values, indent=1) + "\n").encode())
+        write_atomically(args.out / f"{recipe.name}.json", (json.dumps(values, indent=1) + "\n").encode())
 
 
 if __name__ == "__main__":
