@@ -81,7 +81,8 @@ class Curved(Bend):
             start, end = (torch.clamp(self.start.new_full((), v), self.start, self.end) for v in (curve.start, curve.end))
             t = torch.clamp(self.activation.with_slope(alpha.detach(), curve), start, end)
             here = self.activation(t) - origin - alpha * (t - self.center)
-            tilt = self.activation.derivative(t) - alpha
+            # It is 0 but for rounding, which would decide between its gradients: that of `here` is the whole one.
+            tilt = (self.activation.derivative(t) - alpha).detach()
             ends = torch.stack([tilt * (start - t), tilt * (end - t)])
             if curve.convex:
                 least = torch.minimum(least, here + ends.amin(0).clamp(max=0) - loss)

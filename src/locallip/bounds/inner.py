@@ -28,7 +28,12 @@ def pays(network: Network, limit: int) -> bool:
     """Whether there are boxes that are not known exactly and cheap enough to search for."""
     numbers = [network.input_shape.numel(), *(stage.linear_shape.numel() for stage in network.stages[:-1])]
     inside = [k for k, stage in enumerate(network.stages[:-1]) if any(source > 0 for source in stage.terms)]
-    return any(2 * numbers[k + 1] * sum(numbers[: k + 1]) <= limit for k in inside)
+    return any(_ends(numbers[k + 1], sum(numbers[: k + 1])) <= limit for k in inside)
+
+
+def _ends(count: int, units: int) -> int:
+    """Numbers that the ends of `count` units take, with as many on the way back; all rows of the stage are there as well."""
+    return 2 * count * max(count, units)
 
 
 def searched(network: Network, trace: Trace, box: Box, limit: int) -> Box:
@@ -41,7 +46,7 @@ def searched(network: Network, trace: Trace, box: Box, limit: int) -> Box:
     # Later boxes rest on these: in float32 what a search finds depends on the samples beside it, by far more than rounding.
     back = Pullback(network, trace, rough=torch.float64)
     count = box.lower[0].numel()
-    if activation is None or not back.stages or 2 * count * back.units > limit:
+    if activation is None or not back.stages or _ends(count, back.units) > limit:
         return box
     samples, units = unstable(activation, box).flatten(1).nonzero(as_tuple=True)
     if not len(samples):

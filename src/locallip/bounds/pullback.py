@@ -165,9 +165,9 @@ class Way:
             rows = _and_none(rows, dim=0)
             self.start[source] = rows[classes] - rows[labels]
             if outward:
-                both = _and_none(of.last.spread[source].flatten(1)[samples], dim=1)
-                share = both.gather(1, classes[:, None]) + both.gather(1, labels[:, None])
-                self.lost = self.lost + gamma(op.roundings + 8 + len(of.regions), dtype) * share[:, 0]
+                both = _and_none(of.last.spread[source].flatten(1), dim=1)
+                share = both[samples, classes] + both[samples, labels]
+                self.lost = self.lost + gamma(op.roundings + 8 + len(of.regions), dtype) * share
                 self.lost = self.lost + DUST * of.last.met[source][samples]
         self.ends = {k: self._end(of.regions[k]) for k in of.ends}
 
