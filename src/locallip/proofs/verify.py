@@ -163,8 +163,8 @@ def _breaks(row: Row, certifier: Certifier, x: Tensor) -> bool:
 def _lean(certifier: Certifier, attempt: int) -> None:
     """Look longer for slopes, and by lines or by norms alone: what decided a row may have been a matter of its company.
 
-    Slopes are mostly searched in float32, which rounds otherwise beside other images, and whether lines promise more than norms is
-    seen by norms that are random. Whatever is found is a proof.
+    Slopes are mostly searched in float32, which rounds otherwise beside other images, and whether lines promise more than
+    norms is seen by norms that are random. Whatever is found is a proof.
     """
     certifier.prover.leaning = LEANINGS[attempt % len(LEANINGS)]
     certifier.prover.slope_steps = SLOPE_STEPS * 2 ** min(attempt, 3)
