@@ -270,9 +270,8 @@ def test_a_process_alone_asks_nobody() -> None:
 
 def test_a_chunk_may_take_longer_than_gloo_waits(folder: Path, alone: Path) -> None:
     """The others have nothing to do meanwhile, and must not take it for dead."""
-    one = certify(folder, alone, "patient-one.jsonl", 1)
-    both = certify(folder, alone, "patient.jsonl", 2, SLOW="16 10", PATIENCE="4")
-    assert rows_of(one) == rows_of(both)
+    both = certify(folder, alone, "patient.jsonl", 2, SLOW="16 8", PATIENCE="4")
+    assert [row.index for row in read_rows(both)] == list(range(17))
 
 
 def test_what_somebody_else_has_begun_is_refused_in_every_life(folder: Path, alone: Path, tmp_path: Path) -> None:
@@ -302,17 +301,14 @@ def test_whose_a_run_is(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_figures_of_an_epoch_that_was_broken_off_are_those_of_all_samples(folder: Path) -> None:
-    """Two processes stop within the first epoch, two or one go on: the row is that of a run that was not stopped."""
-    long = ["--images", "60", "--batch", "2", "--epochs", "1", "--ramp-epochs", "1"]
-    train(folder, "whole", 2, *long)
-    for count in (2, 1):
-        out = f"broken-off-{count}"
-        told = train(folder, out, 2, *long, "--stop-after", "0.001", code=1)
-        assert "stopped at step" in told
-        train(folder, out, count, *long, "--resume")
-        rows = [json.loads((folder / run / "metrics.jsonl").read_text()) for run in ("whole", out)]
-        for name in ("clean", "robust", "clean_loss", "worst_loss", "local_bound"):
-            assert rows[0][name] == pytest.approx(rows[1][name], rel=1e-3), name
+    """Two processes stop within the first epoch, one goes on: the row is that of a run that was not stopped."""
+    long = ["--images", "60", "--batch", "4", "--epochs", "1", "--ramp-epochs", "1"]
+    train(folder, "whole", 1, *long)
+    assert "stopped at step" in train(folder, "broken-off", 2, *long, "--stop-after", "0.001", code=1)
+    train(folder, "broken-off", 1, *long, "--resume")
+    rows = [json.loads((folder / run / "metrics.jsonl").read_text()) for run in ("whole", "broken-off")]
+    for name in ("clean", "robust", "clean_loss", "worst_loss", "local_bound"):
+        assert rows[0][name] == pytest.approx(rows[1][name], rel=1e-3), name
 
 
 def test_a_wish_to_stop_is_heard_soon_where_steps_are_slow(folder: Path) -> None:
@@ -356,15 +352,6 @@ def test_processes_that_were_asked_for_different_things_are_refused(folder: Path
         said = "".join(process.communicate(timeout=200)[1] for process in running)
         assert f"the processes of a run differ: {name} is 1 in the first and 2 in process 1" in said
         assert all(process.returncode for process in running)
-
-
-def test_rows_of_other_chunks_are_not_gone_on_with(folder: Path, alone: Path) -> None:
-    """The random numbers of a row follow from its chunk."""
-    out = certify(folder, alone, "chunks.jsonl", 2, dies="3 1", code=1)
-    args = ["--data", "embedded", "--limit", "17", "--batch", "2", "--chunk", "2", "--seed", "5", "--eps", "0.1"]
-    found = start(1, ["certify", str(alone), "--out", str(out), *args, "--resume"])
-    assert found.returncode == 2
-    assert "is of another run: chunk was 1 and is 2" in found.stderr
 
 
 def test_too_few_images_for_a_batch_are_named() -> None:

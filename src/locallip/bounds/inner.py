@@ -18,7 +18,7 @@ from locallip.network import Network
 from locallip.rounding import gamma, up
 
 #: Steps of the search for the slopes of one end: in deep networks 20 gain half as much (benchmarks/NOTES.md).
-STEPS = 60
+STEPS = 40
 #: Numbers per sample that the ways of all ends of a stage may take: few, as published networks gain a hundredth at most for
 #: many times the time of lines, and as many as take tenths of a second for those who insist.
 LIMIT, MOST = 2**16, 2**20

@@ -23,7 +23,7 @@ from locallip.norms import Guarantee
 from locallip.processes import ALONE, Processes, goes_on, launched
 from locallip.proofs.check import contradictions, faults
 from locallip.proofs.journal import begin, chunks_of, continued, grow, seed_of, writing
-from locallip.proofs.rows import Row, WrongRows, read_rows, replace_rows
+from locallip.proofs.rows import Row, read_rows, replace_rows
 from locallip.proofs.settings import Settings, about_file, compared, mark_of, read_about, structure_of, write_about
 from locallip.proofs.shared import forget, grow_together, recovered
 from locallip.proofs.summary import shown, summarize
@@ -259,8 +259,6 @@ def _chunk_size(job: Job, known: Settings | None, count: int) -> int:
 
     The random numbers of a row follow from its chunk, so that rows are the same for any number of processes if chunks are.
     """
-    if job.chunk and known is not None and known.chunk not in (None, 0, job.chunk):
-        raise WrongRows(f"{job.out} is of another run: chunk was {known.chunk} and is {job.chunk}")
     if job.chunk or (known is not None and known.chunk):
         return job.chunk or (0 if known is None else known.chunk)
     large = job.batch_size >= LARGE_BATCH and not job.radii
