@@ -49,6 +49,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "results" / "runs")
     parser.add_argument("--limit", type=int)
     args = parser.parse_args()
+    known = {card.name for card in model_cards()}
+    for name in args.names:
+        if name not in known and not (Path(name) / "result.json").is_file():
+            parser.error(
+                f"{name!r} is no network of the package ({', '.join(sorted(known))}) and no run folder with a result.json"
+            )
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     for model, name, path in networks(args.names):
         recipe = find(name)

@@ -83,11 +83,9 @@ class RunFolder:
             folder.checkpoints.mkdir(parents=True, exist_ok=True)
             for unfinished in (*folder.path.glob(f"*{PART}"), *folder.checkpoints.glob(f"*{PART}")):
                 unfinished.unlink()
-            if resume:
-                write_atomically(folder.path / "environment.json", _as_json(folder._environment(resume)))
-            else:
-                # The recipe comes last: with it the folder counts as a run, which can be resumed, and says whose it is.
-                write_atomically(folder.path / "environment.json", _as_json(folder._environment(resume)))
+            write_atomically(folder.path / "environment.json", _as_json(folder._environment(resume)))
+            # The recipe comes behind it: with the recipe the folder counts as a run, and must say whose it is.
+            if not resume:
                 write_atomically(folder.path / "config.json", _as_json(recipe))
             write_atomically(folder.path / "README.txt", README.encode())
         return folder
