@@ -17,7 +17,7 @@ from locallip.bounds.region import Trace
 from locallip.network import Network
 from locallip.rounding import gamma, up
 
-#: Steps of the search for the slopes of one end: in deep networks 20 gain half as much (benchmarks/NOTES.md).
+#: Steps of the search for the slopes of one end: fewer gain less, more hardly anything (benchmarks/NOTES.md).
 STEPS = 40
 #: Numbers per sample that the ways of all ends of a stage may take: few, as published networks gain a hundredth at most for
 #: many times the time of lines, and as many as take tenths of a second for those who insist.
