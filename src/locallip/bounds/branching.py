@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 
 from locallip.bounds.bend import Bend
+from locallip.bounds.descent import RATE, descend
 from locallip.bounds.margin import lowered
-from locallip.bounds.pullback import DUST, RATE, TOGETHER, Pullback, Way, descend, summed_up
+from locallip.bounds.pullback import DUST, TOGETHER, Pullback, Way, summed_up
 from locallip.bounds.region import Trace
 from locallip.bounds.support import multiplier, support
 from locallip.network import Network
