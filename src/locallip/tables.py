@@ -56,15 +56,15 @@ def table(results: Path) -> str:
 def readme_table(results: Path) -> str:
     """A short table in Markdown: the paper's rows that have a result, each once, with our figures beside the paper's."""
     runs = read_results(results)
-    lines: dict[str, list[list[str]]] = {}  # by recipe, as some stand in several of the paper's tables
+    lines: dict[tuple[str, str | None], list[list[str]]] = {}  # as some stand in several of the paper's tables
     for row in (*paper.ROBUST, *paper.INITIALISATION, *paper.SPARSITY, *paper.ADVERSARIAL):
-        if row.recipe is None or row.recipe in lines:
+        if row.recipe is None or (row.recipe, row.fast) in lines:
             continue
         title, eps = paper.DATA[row.data]
         figures = " / ".join(_printed(value) for value in (row.clean, row.pgd, row.certified))
         left = [f"{title}, {eps}", f"{row.network}, {row.method}", figures]
-        done = [run for run in _runs_of(row.recipe, runs) if isinstance(run, Result)]
-        lines[row.recipe] = _beside(left, [_briefly(run) for run in done])
+        done = [run for run in _runs_of(row.recipe, runs, row.fast) if isinstance(run, Result)]
+        lines[row.recipe, row.fast] = _beside(left, [_briefly(run) for run in done])
     head = ("Data, eps", "Network", _IN_PAPER, _IN_OURS, "Certified", "Training", "Run")
     found = [line for beside in lines.values() for line in beside]
     return markdown(head, found) if found else "No row has been run yet."
@@ -92,6 +92,7 @@ def reproducing(results: Path) -> str:
     sections += [
         ("Where power iteration starts: CIFAR-10, 6C2F", _commands(paper.INITIALISATION, runs)),
         ("Weight of the sparsity loss: Tiny-ImageNet, 8C2F", _commands(paper.SPARSITY, runs)),
+        ("What that weight does to the bounds", _weights(runs)),
         ("Adversarial training: CIFAR-10, 6C2F", _commands(paper.ADVERSARIAL, runs)),
         ("Its Lipschitz bounds", _lipschitz(runs)),
         ("Training time of an epoch", _times(runs)),
@@ -269,6 +270,18 @@ def _lipschitz(runs: Sequence[Result]) -> str:
         left = [row.method, *(f"{value:.3g}" for value in paper.LIPSCHITZ[row.method])]
         lines += _beside(left, [[_ours(run)[0], *_our_bounds(run)] for run in _runs_of(row.recipe, runs)])
     return markdown(("Method", "Paper: global bound", "Paper: local bound", "Run", "Global bound", "Local bound"), lines)
+
+
+def _weights(runs: Sequence[Result]) -> str:
+    """How much of what a sparsity loss leaves is certified without its local part, and the bounds of either kind."""
+    lines: list[list[str]] = []
+    for row in paper.SPARSITY:
+        for run in _runs_of(row.recipe, runs, row.fast):
+            if isinstance(run, Result):
+                alone = [figure(run.evaluation[key]) for key in ("certified", "global_certified")]
+                lines.append([row.method, *alone, *_our_bounds(run), _label(run)])
+    head = ("Row", "Certified", "By the global bound alone", "Global bound", "Local bound", "Run")
+    return markdown(head, lines) if lines else NOTHING
 
 
 def _beside(left: list[str], rights: list[list[str]]) -> list[list[str]]:
