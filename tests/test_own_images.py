@@ -183,7 +183,7 @@ def test_a_shipped_network_takes_images_of_ones_own(tmp_path, command):
         (["--data", "nowhere.npz", "--eps", "1"], "nowhere.npz: there is no such .npz file or folder of images"),
         (
             ["--data", "imgs", "--eps", "1"],
-            "--data imgs: choose one of embedded, mnist, cifar10, tiny-imagenet or name a path",
+            "--data imgs: choose one of embedded, mnist, cifar10, tiny-imagenet, own or name a path",
         ),
         (["--data", "net.onnx", "--eps", "1"], "net.onnx cannot be read as .npz"),
         (["--data", "embedded", "--eps", "1"], "net.onnx takes images of 2 x 6 x 6, those of embedded are 1 x 28 x 28"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import nn
 
 from locallip.balls import L2
 from locallip.data import READERS, ImageSet, MissingData, load_images, load_own
+from locallip.data.own_set import NAME as OWN
 from locallip.onnx_model import load_onnx
 from locallip.options import check, radius_of
 from locallip.training.recipe import find
@@ -28,30 +30,39 @@ def brought(
     `data` is the name of a data set, or the path of images of the user's own.
     """
     network, about = network_of(model)
-    recipe = str(about.get("recipe", ""))
-    known = find(recipe) if recipe in recipe_names() else None
+    trained_on, trained_for = _training(about)
     check(
-        (data is not None and eps is not None) or known is not None,
+        (data is not None or trained_on in READERS) and (eps is not None or trained_for != ""),
         f"{model} does not say what it was trained on: name it with --data and --eps",
     )
     check(eps is not None or norm == L2.norm, f"--norm {norm}: say with --eps how large the balls are")
     if isinstance(data, Path):
         return network, _own(data, about, eps, split), eps or ""
-    name = data if data is not None else known.data if known is not None else ""
+    name = data if data is not None else trained_on
     check(name in READERS, f"--data {name or repr(name)}: choose one of {', '.join(READERS)}")
-    radius = eps if eps is not None else known.eps if known is not None else ""
+    radius = eps if eps is not None else trained_for
     radius_of(radius)
+    wanted = tuple(about["input_shape"])
+    side = wanted[1] if name == OWN and len(wanted) == 3 and wanted[1] == wanted[2] else 0
+    say = partial(print, file=sys.stderr)
     try:
-        images = load_images(name, split, root, download=download, say=lambda line: print(line, file=sys.stderr))
+        images = load_images(name, split, root, download=download, say=say, side=side)
     except MissingData as error:
         raise MissingData(f"{error}; --data embedded needs no files" if name == "mnist" else str(error)) from None
-    wanted = tuple(about["input_shape"])
     check(images.shape == wanted, f"{model} takes images of {_sizes(wanted)}, those of {name} are {_sizes(images.shape)}")
     check(
         len(images.classes) == about["classes"],
         f"{model} tells {about['classes']} classes apart, and {name} has {len(images.classes)}",
     )
     return network, images, radius
+
+
+def _training(about: dict[str, Any]) -> tuple[str, str]:
+    """What a network was trained on and for, as its record says, or the recipe that the record names; else nothing."""
+    recipe = str(about.get("recipe", ""))
+    known = find(recipe) if recipe in recipe_names() else None
+    data, eps = about.get("data", known.data if known else ""), about.get("eps", known.eps if known else "")
+    return str(data), str(eps)
 
 
 def network_of(model: str) -> tuple[nn.Module, dict[str, Any]]:

@@ -25,7 +25,7 @@ class Published:
     count: int = 0
 
 
-def data_root(root: str | os.PathLike[str] | None, *, create: bool = False) -> Path:
+def data_root(root: str | os.PathLike[str] | None, *, create: bool = False, remedy: str = REMEDY) -> Path:
     """The folder of the user's data sets: `root`, else the environment variable LOCALLIP_DATA, else ./data."""
     path = Path(root or os.environ.get(VARIABLE) or "data").expanduser()
     try:
@@ -33,10 +33,10 @@ def data_root(root: str | os.PathLike[str] | None, *, create: bool = False) -> P
             path.mkdir(parents=True, exist_ok=True)
         is_folder, exists = path.is_dir(), path.exists()
     except OSError as error:
-        raise MissingData(f"the data root {path} cannot be used ({error.strerror or error}); {REMEDY}") from error
+        raise MissingData(f"the data root {path} cannot be used ({error.strerror or error}); {remedy}") from error
     if not is_folder:
         what = "is a file, not a folder" if exists else "does not exist"
-        raise MissingData(f"the data root {path} {what}; {REMEDY}")
+        raise MissingData(f"the data root {path} {what}; {remedy}")
     return path
 
 

@@ -13,11 +13,12 @@ from locallip.data.errors import REMEDY, MissingData
 from locallip.data.image_set import ImageSet, Split, hold_out
 from locallip.data.mnist import CLASSES as DIGITS
 from locallip.data.mnist import load_mnist
+from locallip.data.own_set import load_own_set
 from locallip.data.tiny_imagenet import load_tiny_imagenet
 
 __all__ = ["READERS", "DataName", "ImageSet", "Split", "hold_out", "load_images"]
 
-DataName = Literal["embedded", "mnist", "cifar10", "tiny-imagenet"]
+DataName = Literal["embedded", "mnist", "cifar10", "tiny-imagenet", "own"]
 Root = str | os.PathLike[str] | None
 
 
@@ -33,6 +34,7 @@ READERS: dict[str, Callable[..., ImageSet]] = {
     "mnist": load_mnist,
     "cifar10": load_cifar10,
     "tiny-imagenet": load_tiny_imagenet,
+    "own": load_own_set,
 }
 
 
@@ -43,15 +45,18 @@ def load_images(
     *,
     download: bool = False,
     say: Callable[[str], None] = lambda line: None,
+    side: int = 0,
 ) -> ImageSet:
     """The "train" or "test" images of a data set, checked against what was published.
 
     Args:
-        name: "embedded" (part of MNIST, inside the package), "mnist", "cifar10" or "tiny-imagenet".
+        name: "embedded" (part of MNIST, inside the package), "mnist", "cifar10", "tiny-imagenet", or "own": images in the
+            folders `root`/train and `root`/test with a folder per class in each, or in train.npz and test.npz there.
         split: "train" or "test"; for Tiny-ImageNet, whose test labels are secret, "test" means its validation images.
         root: Folder of the data sets; by default the environment variable LOCALLIP_DATA, else ./data.
         download: Fetch what is missing from its official place.
-        say: Told how far it is where that takes long: Tiny-ImageNet is unpacked when it is first read.
+        say: Told how far it is where that takes long: JPEG files are unpacked when they are first read.
+        side: Of "own" images: their middle is cut out and resized to so many pixels a side; 0 leaves them as they are.
 
     Raises:
         MissingData: Files are not there, or could not be fetched.
@@ -63,8 +68,11 @@ def load_images(
         raise ValueError(f"unknown data set {name!r}: choose one of {', '.join(READERS)}{hint}")
     if split not in get_args(Split):
         raise ValueError(f"unknown split {split!r}; choose one of {', '.join(map(repr, get_args(Split)))}")
+    if side and name != "own":
+        raise ValueError(f"side = {side}: only images of your own are resized, those of {name} stay as they were published")
     try:
-        more = {"say": say} if name == "tiny-imagenet" else {}
+        more: dict[str, object] = {"say": say} if name in ("tiny-imagenet", "own") else {}
+        more |= {"side": side} if name == "own" else {}
         return READERS[name](split, root, download=download, **more)
     except OSError as error:  # such as a folder without permission to look into it
         raise MissingData(f"{name} cannot be read ({error}); {REMEDY}") from error

@@ -7,6 +7,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from locallip.files import PART, rename, sync, write_atomically
 #: Seconds between two words on how far it is.
 PATIENCE = 5.0
 _PIECE = 2**26
+_TOGETHER = 1024
 
 
 def kept(
@@ -28,25 +30,37 @@ def kept(
     shape: Sequence[int],
     unpack: Callable[[int], np.ndarray],
     say: Callable[[str], None],
+    threads: int = 1,
 ) -> Tensor:
     """Images (count, *shape) uint8: those kept in `path` if they came from `source`, else unpacked one by one and kept.
 
     `source` is a checksum of what the images come from, `unpack(i)` gives the i-th. Where nothing can be written, the
-    images are unpacked every time. What is mapped can be changed without a trace in the file.
+    images are unpacked every time. What is mapped can be changed without a trace in the file. Threads pay where images are
+    large; small ones are mostly Python's work.
     """
     found = _read(path, source, (count, *shape))
     if found is not None:
         return found
     pixels = np.empty((count, *shape), dtype=np.uint8)
     last = time.perf_counter()
-    for index in range(count):  # threads were tried and are slower: such small images are mostly Python's work
-        pixels[index] = unpack(index)
+    for index, image in enumerate(_in_order(unpack, count, threads)):
+        pixels[index] = image
         if time.perf_counter() - last > PATIENCE:
             last = time.perf_counter()
             say(f"unpacked {index + 1:,} of {count:,} images, once and for all in {path}")
     with suppress(OSError):  # a full disk, or a folder that is not ours to write to
         _write(path, source, pixels)
     return torch.from_numpy(pixels)
+
+
+def _in_order(unpack: Callable[[int], np.ndarray], count: int, threads: int) -> Iterator[np.ndarray]:
+    """The images one after the other, some of them unpacked together."""
+    if threads == 1:
+        yield from map(unpack, range(count))
+        return
+    with ThreadPoolExecutor(threads) as pool:
+        for first in range(0, count, _TOGETHER):  # or all of them would wait in memory for the one that writes
+            yield from pool.map(unpack, range(first, min(first + _TOGETHER, count)))
 
 
 def _write(path: Path, source: str, pixels: np.ndarray) -> None:

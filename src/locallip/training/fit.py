@@ -114,8 +114,8 @@ def _folder(recipe: Recipe, options: Options) -> Iterator[None]:
 
 def _data(recipe: Recipe, options: Options, say: Callable[[str], None]) -> tuple[ImageSet, ImageSet | None, ImageSet]:
     """Training, validation and test images; all are read first, so that a missing file does not cost a training."""
-    root, fetch = options.data_root, options.download
-    train, test = (load_images(recipe.data, split, root, download=fetch, say=say) for split in ("train", "test"))
+    root, fetch, side = options.data_root, options.download, recipe.side
+    train, test = (load_images(recipe.data, split, root, download=fetch, say=say, side=side) for split in ("train", "test"))
     margin_of(recipe, train.images.shape[2])  # refuses one that the images are too small for
     if recipe.images:
         if recipe.images > len(train.labels):

@@ -18,7 +18,7 @@ Method = Literal["local-b", "local-g", "bcp", "gloro", "lmt", "ibp", "standard",
 Starts = Literal["saved", "random"]
 Augment = Literal["none", "crop", "crop_flip"]
 Precision = Literal["float32", "tf32", "bfloat16"]
-DataName = Literal["embedded", "mnist", "cifar10", "tiny-imagenet"]
+DataName = Literal["embedded", "mnist", "cifar10", "tiny-imagenet", "own"]
 
 #: Methods whose loss needs a spectral norm per sample.
 LOCAL_METHODS = ("local-b", "local-g")
@@ -41,7 +41,7 @@ class Recipe:
     Args:
         name: Stands in result files.
         about: One line for people.
-        data: Which images.
+        data: Which images; "own" are those in the folders train and test of the data root, with a folder per class in each.
         architecture: One of the paper's networks, or the small one of the demo.
         activation: What stands between the layers.
         method: The loss and the bound behind it.
@@ -79,6 +79,7 @@ class Recipe:
         ema: Decay per step of an average of the weights that replaces them at the end; 0 for none.
         attack_steps: Steps of the attack inside adversarial training and TRADES.
         trades_weight: Beta of TRADES.
+        side: Own images are cropped to a square and resized to so many pixels a side; 0 leaves them as they are.
         images: Train on the first so many training images; 0 for all.
         validation: Hold out so many training images and report on them too; the test images are used at the end only.
         seed: Start of every random draw.
@@ -120,6 +121,7 @@ class Recipe:
     ema: float = 0.0
     attack_steps: int = 10
     trades_weight: float = 6.0
+    side: int = 0
     images: int = 0
     validation: int = 0
     seed: int = 0
@@ -172,6 +174,8 @@ def check(recipe: Recipe) -> None:
         raise WrongRecipe(f"probes = {recipe.probes}: method {recipe.method!r} has no norms to take a gradient of")
     if recipe.crop_margin and recipe.augment == "none":
         raise WrongRecipe(f"crop_margin = {recipe.crop_margin}: augment = 'none' takes no crops; try augment = 'crop'")
+    if recipe.side and recipe.data != "own":
+        raise WrongRecipe(f"side = {recipe.side}: images of {recipe.data} stay as they were published; only own are resized")
     if recipe.local_layers != "all" and not recipe.is_local:
         raise WrongRecipe(f"local_layers = {recipe.local_layers!r}: method {recipe.method!r} has no local norms")
     if recipe.starts != "saved" and not recipe.is_local:
@@ -241,6 +245,7 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("crop_margin", 0, 1000),
     ("attack_steps", 1, 1000),
     ("trades_weight", 0.0, 1e6),
+    ("side", 0, 10_000),
     ("images", 0, 10_000_000),
     ("validation", 0, 1_000_000),
     ("seed", 0, 2**31 - 1),

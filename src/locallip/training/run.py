@@ -22,7 +22,7 @@ from locallip.training.board import Board
 from locallip.training.engine import Engine
 from locallip.training.memory import plan_memory
 from locallip.training.progress import FOOTNOTE, Display
-from locallip.training.recipe import Recipe
+from locallip.training.recipe import Recipe, WrongRecipe
 from locallip.training.run_folder import Checkpoint, RunFolder
 from locallip.training.schedules import setting
 from locallip.training.share import share_of
@@ -51,7 +51,10 @@ def make_model(recipe: Recipe, input_shape: tuple[int, ...], classes: int) -> nn
     """The network of a recipe with its first weights, which follow from the seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
-        model = build_model(recipe.architecture, input_shape, classes, recipe.activation, recipe.threshold)
+        try:
+            model = build_model(recipe.architecture, input_shape, classes, recipe.activation, recipe.threshold)
+        except ValueError as error:  # images that are too small
+            raise WrongRecipe(f"architecture = {recipe.architecture!r}: {error}") from None
         for layer in model:
             if recipe.init == "orthogonal" and isinstance(layer, (nn.Conv2d, nn.Linear)):
                 nn.init.orthogonal_(layer.weight)
