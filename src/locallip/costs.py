@@ -19,6 +19,8 @@ from locallip.tables import NOTHING, duration, markdown
 NEAR, FAR = 300e9, 25e9
 #: GPUs of one machine, images of a step on each GPU, and the length of our schedule for Tiny-ImageNet.
 GPUS_PER_MACHINE, IMAGES_PER_GPU, EPOCHS = 8, 128, 80
+#: Memory of a GPU, as assumed an H200's, what of it a step and the images take, and each GPU's share of 2 TB of its host.
+ON_GPU, FOR_STEPS, ON_HOST = 141e9, 25e9, 250e9
 
 
 @dataclass(frozen=True)
@@ -229,14 +231,26 @@ def imagenet(results: Path) -> str:
             seconds = alone / gpus + steps * wire
             kept = data.images * there.numbers / gpus
             cells = [f"{alone / gpus:.0f} s", f"{steps * wire:.0f} s", duration(EPOCHS * seconds)]
-            rows.append([data.name, str(gpus), *cells, _size(kept), _size(kept / 2)])
-    head = ("Data", "GPUs", "Epoch: arithmetic", "and sums", f"{EPOCHS} epochs", "Vectors per GPU in 8 bits", "in 4 bits")
+            rows.append([data.name, str(gpus), *cells, _size(kept), _size(kept / 2), _home(kept)])
+    ours = ("Epoch: arithmetic", "and sums", f"{EPOCHS} epochs", "Vectors per GPU in 8 bits", "in 4 bits", "They fit")
+    head = ("Data", "GPUs", *ours)
     small, large = (size_of("8c2f", data) for data in IMAGENET)
     about = (
         f"8C2F has {small.numbers / 1e6:.2f} million numbers an image and {small.parameters / 1e6:.1f} million parameters "
         f"at 64 x 64, {large.numbers / 1e6:.1f} and {large.parameters / 1e6:.1f} million at 224 x 224, with 1,000 classes."
     )
     return f"{markdown(head, rows)}\n\n{about}"
+
+
+def _home(kept: float) -> str:
+    """Where vectors of so many bytes per GPU, in 8 bits, can be kept."""
+    if kept <= ON_GPU - FOR_STEPS:
+        return "on the GPUs in 8 bits"
+    if kept / 2 <= ON_GPU - FOR_STEPS:
+        return "on the GPUs in 4 bits"
+    if kept / 2 <= ON_HOST:
+        return "in host memory"
+    return "nowhere: those of dense layers alone, or none"
 
 
 def _fitted(measured: Mapping[str, Any]) -> list[tuple[str, Mapping[str, float]]]:
