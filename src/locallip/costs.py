@@ -237,7 +237,9 @@ def imagenet(results: Path) -> str:
     small, large = (size_of("8c2f", data) for data in IMAGENET)
     about = (
         f"8C2F has {small.numbers / 1e6:.2f} million numbers an image and {small.parameters / 1e6:.1f} million parameters "
-        f"at 64 x 64, {large.numbers / 1e6:.1f} and {large.parameters / 1e6:.1f} million at 224 x 224, with 1,000 classes."
+        f"at 64 x 64, {large.numbers / 1e6:.1f} and {large.parameters / 1e6:.1f} million at 224 x 224, with 1,000 classes. "
+        f"Assumed are GPUs of {_size(ON_GPU)}, of which steps and images take {_size(FOR_STEPS)}, and "
+        f"{_size(ON_HOST * GPUS_PER_MACHINE)} of host memory for {GPUS_PER_MACHINE} of them."
     )
     return f"{markdown(head, rows)}\n\n{about}"
 
