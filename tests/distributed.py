@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from locallip import cli, processes
+from locallip import brought, cli, processes
 from locallip.proofs import run as certifying
 from locallip.training import fit, memory, run
 from locallip.training.engine import Engine
@@ -21,6 +21,8 @@ TRAIN, TEST = 60, 24
 DIES = [int(word) for word in os.environ.get("DIES", "").split()]
 #: "FIRST SECONDS": the chunk that begins with that image takes so long.
 SLOW = [int(word) for word in os.environ.get("SLOW", "").split()]
+#: Seconds that the first process takes more to read the data set that it certifies.
+READS = float(os.environ.get("READS", "0"))
 #: Seconds that every step takes more.
 PAUSE = float(os.environ.get("PAUSE", "0"))
 #: The numbers that process 1 has room for, whatever the others have.
@@ -60,9 +62,15 @@ def chunk(*args: Any) -> Any:
     return plain_chunk(*args)
 
 
+def read(*args: Any, **settings: Any) -> Any:
+    time.sleep(READS if rank == 0 else 0)
+    return whole(*args, **settings)
+
+
 whole, plain_step, plain_chunk = fit.load_images, Engine.step, certifying._certify_chunk
 fit.load_images, Engine.step, certifying._certify_chunk = few, step, chunk  # type: ignore[assignment,method-assign]
 plain_plan, memory._on_a_cpu = memory._on_a_cpu, plan
+brought.load_images = read
 run.CHECKPOINT_SECONDS = 0.0
 
 if __name__ == "__main__":

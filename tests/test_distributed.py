@@ -250,7 +250,7 @@ def test_what_cannot_be_shared_leaves_no_folder_behind(tmp_path: Path, monkeypat
     monkeypatch.setattr(Processes, "use", lambda self, device: None)
     monkeypatch.setattr(Processes, "from_first", lambda self, value: value)
     monkeypatch.setattr(Processes, "all_gathered", lambda self, value: [value])
-    monkeypatch.setattr(Processes, "wait", lambda self: None)
+    monkeypatch.setattr(Processes, "wait_for_long", lambda self, name: None)
     options = Options(out=tmp_path / "run", device=torch.device("cpu"), together=Processes(0, 3))
     with pytest.raises(WrongRecipe, match="does not divide among 3 processes"):
         fit(recipe(16), options, Silent())
@@ -266,11 +266,12 @@ def test_a_process_alone_asks_nobody() -> None:
     assert ALONE.any(True)
     assert not ALONE.any(False)
     assert ALONE.rows_to_first(values) == [values]
+    ALONE.wait_for_long("anybody")
 
 
-def test_a_chunk_may_take_longer_than_gloo_waits(folder: Path, alone: Path) -> None:
+def test_data_and_a_chunk_may_take_longer_than_gloo_waits(folder: Path, alone: Path) -> None:
     """The others have nothing to do meanwhile, and must not take it for dead."""
-    both = certify(folder, alone, "patient.jsonl", 2, SLOW="16 8", PATIENCE="4")
+    both = certify(folder, alone, "patient.jsonl", 2, SLOW="16 6", READS="6", PATIENCE="3")
     assert [row.index for row in read_rows(both)] == list(range(17))
 
 

@@ -107,6 +107,8 @@ class Processes:
         They ask the store: what goes through gloo gives up after a while (PATIENCE). torchrun ends those who wait for one
         that has died.
         """
+        if self.size == 1:
+            return
         waited = 0.0
         self.counted(name)
         while self.counted(name, 0) < self.size:
@@ -182,12 +184,15 @@ class Processes:
 
     @contextmanager
     def one_per_machine_first(self) -> Iterator[None]:
-        """One process of each machine does what stands inside, then the others: it leaves files that they find."""
+        """One process of each machine does what stands inside, then the others: it leaves files that they find.
+
+        To unpack a large data set may take hours. This can stand in one place of a command only.
+        """
         if self.local_rank > 0:
-            self.wait()
+            self.wait_for_long("one per machine")
         yield
         if self.local_rank == 0:
-            self.wait()
+            self.wait_for_long("one per machine")
 
 
 #: A process by itself.
