@@ -103,12 +103,16 @@ class Curved(Bend):
         found, middle = [], (self.runs.amin(0) + self.runs.amax(0)) / 2
         for which, sign in ((0, -1.0), (1, 1.0)):
             low, high = self.low, self.high
-            for _ in range(GOLDEN_STEPS):
-                left, right = high - GOLDEN * (high - low), low + GOLDEN * (high - low)
-                here, there = (self._in_the_middle(alpha, middle)[which] for alpha in (left, right))
-                better = sign * here < sign * there
+            left, right = high - GOLDEN * (high - low), low + GOLDEN * (high - low)
+            here, there = (sign * self._in_the_middle(alpha, middle)[which] for alpha in (left, right))
+            for _ in range(GOLDEN_STEPS - 1):  # one of the two points is the other one of the next step
+                better = here < there
                 low, high = torch.where(better, low, left), torch.where(better, right, high)
-            found.append((low + high) / 2)
+                new = torch.where(better, high - GOLDEN * (high - low), low + GOLDEN * (high - low))
+                fresh = sign * self._in_the_middle(new, middle)[which]
+                left, right = torch.where(better, new, right), torch.where(better, left, new)
+                here, there = torch.where(better, fresh, there), torch.where(better, here, fresh)
+            found.append(torch.where(here < there, left, right))
         return torch.where(self.straight, self.slope, found[0]), torch.where(self.straight, self.slope, found[1])
 
 
