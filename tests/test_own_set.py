@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from locallip.data import DamagedData, MissingData, load_images, load_own
+from locallip.data import DamagedData, Like, MissingData, load_images, load_own
 from locallip.data.own_set import load_own_set
 
 CLASSES = ("cat", "dog", "eel")
@@ -54,9 +54,9 @@ def test_pixels_of_png_files_are_not_changed(tmp_path):
     root = folders(tmp_path)
     train, test = (load_images("own", split, root) for split in ("train", "test"))
     assert (train.shape, train.classes, len(train), len(test)) == ((3, 8, 8), CLASSES, 9, 6)
-    assert train.labels.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    assert train.labels.tolist() == [0, 1, 2] * 3  # in turns: the first few are of all classes
     for number, image in enumerate(test.images):
-        file = root / "test" / CLASSES[number // 2] / f"{number % 2}.png"
+        file = root / "test" / CLASSES[number % 3] / f"{number // 3}.png"
         assert (np.asarray(Image.open(file)).transpose(2, 0, 1) == image.numpy()).all()
     assert torch.equal(load_images("own", "test", root, side=8).images, test.images)  # of that size already
 
@@ -88,7 +88,7 @@ def test_the_middle_is_cut_out_and_resized(tmp_path):
     assert train.shape == (3, 10, 10)
     names = sorted(os.listdir(root / "train" / "cat"))
     for name, slack in (("wide.jpg", 40), ("tall.PNG", 0)):  # JPEG smears across the edge
-        found = train.images[names.index(name)].int()
+        found = train.images[train.labels == 0][names.index(name)].int()
         middle = found[:, 2:8, 2:8]
         assert (middle - torch.tensor([200, 100, 50])[:, None, None]).abs().max() <= min(slack, 4)
         assert (found - torch.tensor([200, 100, 50])[:, None, None]).abs().max() <= slack
@@ -101,7 +101,7 @@ def test_grey_images_have_one_channel_and_grey_among_coloured_three_equal_ones(t
     pixels = picture(1, channels=1)
     write(root / "test" / "eel" / "0.png", pixels)
     test = load_own_set("test", root)
-    assert all((test.images[4][channel].numpy() == pixels).all() for channel in range(3))
+    assert all((test.images[2][channel].numpy() == pixels).all() for channel in range(3))
 
 
 @pytest.mark.parametrize("mode", ["CMYK", "P", "1"])
@@ -110,9 +110,9 @@ def test_other_kinds_of_files_become_colours(tmp_path, mode):
     image = Image.fromarray(picture(3)).convert(mode)
     image.save(root / "train" / "dog" / ("x.jpg" if mode == "CMYK" else "x.png"))
     found = load_own_set("train", root)
-    at = sorted(os.listdir(root / "train" / "dog")).index("x.jpg" if mode == "CMYK" else "x.png") + 3
     stored = Image.open(root / "train" / "dog" / ("x.jpg" if mode == "CMYK" else "x.png"))
-    assert (found.images[at].numpy() == np.asarray(stored.convert("RGB")).transpose(2, 0, 1)).all()
+    last = found.images[found.labels == 1][-1]
+    assert (last.numpy() == np.asarray(stored.convert("RGB")).transpose(2, 0, 1)).all()
 
 
 def test_a_file_whose_name_says_the_other_kind_is_read(tmp_path):
@@ -131,7 +131,7 @@ def test_the_folder_of_the_test_may_be_called_val(tmp_path):
 def test_images_are_unpacked_once_for_each_size_until_a_file_changes(tmp_path, monkeypatch):
     root, said = folders(tmp_path), []
     first = load_own_set("train", root, side=6)
-    assert {path.name for path in root.glob("*.npy")} == {"train-6.npy"}
+    assert {path.name for path in root.glob(".*.npy")} == {".locallip-train-6.npy"}
 
     def refuse(*args: object) -> None:
         raise AssertionError("a file was unpacked again")
@@ -145,15 +145,33 @@ def test_images_are_unpacked_once_for_each_size_until_a_file_changes(tmp_path, m
     assert torch.equal(again.images[1:], first.images[1:])
 
 
+def test_another_file_of_the_same_name_size_and_time_is_noticed(tmp_path):
+    root = folders(tmp_path)
+    for split in ("train", "test"):
+        for file in (root / split).rglob("*.png"):
+            Image.fromarray(picture(len(file.parts[-2]) + ord(file.parts[-2][0]))).save(file, compress_level=0)
+            os.utime(file, (1e9, 1e9))
+    before = load_own_set("train", root).images.clone()
+    (root / "train" / "cat").rename(root / "x")
+    (root / "train" / "dog").rename(root / "train" / "cat")
+    (root / "x").rename(root / "train" / "dog")
+    after = load_own_set("train", root)
+    assert torch.equal(after.images[after.labels == 0], before[1::3])
+    assert torch.equal(after.images[after.labels == 1], before[0::3])
+
+
 def test_a_folder_that_cannot_be_written_is_read(tmp_path, monkeypatch):
     root = folders(tmp_path)
 
     def full(*args: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("locallip.data.unpacked._write", full)
-    assert len(load_own_set("train", root)) == 9
-    assert not list(root.glob("*.npy"))
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    said: list[str] = []
+    monkeypatch.setattr("locallip.data.unpacked.PATIENCE", -1.0)
+    assert len(load_own_set("train", root, say=said.append)) == 9
+    assert said[-1] == "unpacked 9 of 9 images"
+    assert not list(root.glob(".*"))
 
 
 # What is refused -------------------------------------------------------------------------------------------------------
@@ -186,7 +204,7 @@ WRONG = {
     "no images": (
         lambda root: [f.unlink() for f in (root / "train").rglob("*.png")],
         DamagedData,
-        "no image in its folders",
+        "holds no image: remove that folder",
     ),
     "cut short": (lambda root: _cut(root / "train" / "cat" / "1.png"), DamagedData, "1.png cannot be read"),
     "empty": (lambda root: (root / "train" / "cat" / "1.png").write_bytes(b""), DamagedData, "1.png cannot be read"),
@@ -198,25 +216,62 @@ WRONG = {
         "x.png is of the kind 'RGBA'",
     ),
     "a new class": (lambda root: write(root / "test" / "fox" / "x.png", picture(1)), DamagedData, "fox: there is no class"),
+    "mixed names": (
+        lambda root: [(root / "train" / "dog").rename(root / "train" / "1")],
+        DamagedData,
+        "those from 0 on, and no others among them",
+    ),
+    "an empty class": (lambda root: (root / "train" / "__MACOSX").mkdir(), DamagedData, "__MACOSX holds no image"),
+    "one class": (
+        lambda root: [shutil.rmtree(root / split / name) for split in ("train", "test") for name in ("cat", "dog")],
+        DamagedData,
+        "must be from 2 to 65,536 classes, and there are 1",
+    ),
+    "a test of another size": (
+        lambda root: [write(file, picture(1, (9, 9))) for file in (root / "test").rglob("*.png")],
+        DamagedData,
+        "images are 3 x 9 x 9, and those trained on 3 x 8 x 8",
+    ),
+    "neither": (
+        lambda root: (root / "train" / "cat" / "1.png").write_bytes(b"GIF89a" * 9),
+        DamagedData,
+        "it is neither PNG nor JPEG",
+    ),
+    "a broken link": (
+        lambda root: (root / "train" / "cat" / "x.png").symlink_to(root / "nowhere"),
+        DamagedData,
+        "x.png is no file",
+    ),
+    "nothing in it": (
+        lambda root: [
+            np.savez(root / f"{split}.npz", images=np.zeros((6, 0, 8, 8), np.uint8), labels=[0, 1] * 3)
+            for split in ("train", "test")
+            if not shutil.rmtree(root / split)
+        ],
+        DamagedData,
+        "expected uint8 of shape",
+    ),
+    "too many classes": (_labels("train", [0, 1, 70000]), DamagedData, "at most 65,535, not to 70,000"),
     "numbers": (
         lambda root: [(root / "train" / name).rename(root / "train" / str(i + 1)) for i, name in enumerate(CLASSES)],
         DamagedData,
-        "must be those from 0 to 2",
+        "must be those from 0 on",
     ),
     "two kinds": (
         lambda root: (shutil.rmtree(root / "test"), np.savez(root / "test.npz", images=[], labels=[])),
         DamagedData,
         "two folders, or two .npz files",
     ),
-    "a label too high": (_labels("test", [0, 1, 3]), DamagedData, "labels run up to 3, and those of"),
+    "a label too high": (_labels("test", [0, 1, 3]), DamagedData, "labels run up to 3, and those trained on up to 2"),
     "a label below": (_labels("train", [0, 1, -3]), DamagedData, "labels from 0"),
     "a label missing": (_labels("train", [0, 1]), DamagedData, "3 images and 2 labels"),
 }
 
 
 def _both(root: Path) -> None:
-    for split in ("train", "test"):
-        load_images("own", split, root)
+    """As a training reads them."""
+    train = load_images("own", "train", root)
+    load_images("own", "test", root, like=Like(train.shape, train.classes))
 
 
 @pytest.mark.parametrize(("change", "error", "words"), WRONG.values(), ids=WRONG)
@@ -233,6 +288,8 @@ def test_a_coloured_image_among_grey_ones_is_refused(tmp_path):
     write(root / "test" / "cat" / "x.png", picture(1))
     with pytest.raises(DamagedData, match="of the kind 'RGB': only grey ones"):
         load_own_set("test", root)
+    write(root / "train" / "cat" / "x.png", picture(1))
+    assert load_own_set("train", root).shape == (3, 8, 8)
 
 
 def test_what_makes_no_sense_is_refused(tmp_path):
@@ -297,3 +354,36 @@ def test_a_wrong_call_is_one_plain_line(tmp_path, command):
         assert code == 2, said
         assert words in said
         assert "Traceback" not in said
+
+
+def test_a_network_knows_the_classes_and_the_size_that_it_was_trained_on(tmp_path, command):
+    root, run = folders(tmp_path / "photos", size=(10, 12)), tmp_path / "run"
+    where = ("--data-root", root, "--device", "cpu")
+    short = ("--epochs", 1, "--batch", 9, "--eps", "0.1", "--eps-train", 0.1, "--no-evaluate", "--out", run)
+    assert command("train", "demo", "--data", "own", "--side", 8, *short, *where)[0] == 0
+    # Without the training images, and without one of the classes, labels are the same.
+    shutil.rmtree(root / "train")
+    shutil.rmtree(root / "test" / "cat")
+    rows = tmp_path / "rows.jsonl"
+    code, _, said = command("certify", run, *where, "--out", rows)
+    assert code == 0, said
+    assert [json.loads(line)["label"] for line in rows.read_text().splitlines()] == [1, 2, 1, 2]
+    # Other classes, even as many, are not taken for those.
+    (root / "test" / "dog").rename(root / "test" / "ant")
+    code, _, said = command("certify", run, *where)
+    assert code == 2
+    assert "ant: there is no class of that name among those trained on, cat, dog, eel" in said
+
+
+def test_a_run_goes_on_with_its_own_images_alone(tmp_path, command):
+    root, run, results = folders(tmp_path / "photos"), tmp_path / "run", tmp_path / "results"
+    where = ("--data", "own", "--data-root", root, "--device", "cpu", "--epochs", 1, "--batch", 9, "--limit", 1)
+    assert command("train", "demo", *where, "--out", run, "--results", results)[0] == 0
+    for split in ("train", "test"):
+        (root / split / "cat").rename(root / split / "zebra")
+    code, _, said = command("train", "demo", *where, "--out", run, "--resume")
+    assert code == 2
+    assert "the training images are others than those that the run in" in said
+    code, _, said = command("train", "demo", *where, "--out", tmp_path / "another", "--results", results)
+    assert code == 2
+    assert "its training images are others" in said

@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from locallip.balls import L2
-from locallip.data import READERS, ImageSet, MissingData, load_images, load_own
+from locallip.data import READERS, ImageSet, Like, MissingData, load_images, load_own
 from locallip.data.own_set import NAME as OWN
 from locallip.onnx_model import load_onnx
 from locallip.options import check, radius_of
@@ -43,10 +43,9 @@ def brought(
     radius = eps if eps is not None else trained_for
     radius_of(radius)
     wanted = tuple(about["input_shape"])
-    side = wanted[1] if name == OWN and len(wanted) == 3 and wanted[1] == wanted[2] else 0
     say = partial(print, file=sys.stderr)
     try:
-        images = load_images(name, split, root, download=download, say=say, side=side)
+        images = load_images(name, split, root, download=download, say=say, **(_own_like(about) if name == OWN else {}))
     except MissingData as error:
         raise MissingData(f"{error}; --data embedded needs no files" if name == "mnist" else str(error)) from None
     check(images.shape == wanted, f"{model} takes images of {_sizes(wanted)}, those of {name} are {_sizes(images.shape)}")
@@ -63,6 +62,14 @@ def _training(about: dict[str, Any]) -> tuple[str, str]:
     known = find(recipe) if recipe in recipe_names() else None
     data, eps = about.get("data", known.data if known else ""), about.get("eps", known.eps if known else "")
     return str(data), str(eps)
+
+
+def _own_like(about: dict[str, Any]) -> dict[str, Any]:
+    """How images of the user's own came to the training, as the network's record says; else by the network's shape alone."""
+    shape, side, names = tuple(about["input_shape"]), about.get("side"), about.get("class_names")
+    if isinstance(names, list) and len(names) == about["classes"] and isinstance(side, int):
+        return {"side": side, "like": Like(shape, tuple(map(str, names)))}
+    return {"side": shape[1] if len(shape) == 3 and shape[1] == shape[2] else 0}
 
 
 def network_of(model: str) -> tuple[nn.Module, dict[str, Any]]:

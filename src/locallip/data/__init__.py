@@ -5,12 +5,14 @@ from locallip.data.errors import DamagedData, MissingData
 from locallip.data.image_set import pixels
 from locallip.data.images import READERS, DataName, ImageSet, Split, hold_out, load_images
 from locallip.data.own import OwnImages, load_own
+from locallip.data.own_set import Like
 
 __all__ = [
     "READERS",
     "DamagedData",
     "DataName",
     "ImageSet",
+    "Like",
     "MissingData",
     "OwnImages",
     "Split",

@@ -14,6 +14,6 @@ class DamagedData(RuntimeError):
     """A file cannot be read or does not hold what it was published with; the message names it and says what to do."""
 
 
-def damaged(path: object, reason: str) -> DamagedData:
+def damaged(path: object, reason: str, remedy: str = REMEDY) -> DamagedData:
     """The error for one wrong file of the user; nothing of theirs is overwritten, so they are told to remove it."""
-    return DamagedData(f"{path} is damaged: {reason}; remove it, then {REMEDY}")
+    return DamagedData(f"{path} is damaged: {reason}; remove it, then {remedy}")

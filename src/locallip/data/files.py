@@ -45,20 +45,20 @@ def nothing_found(title: str, places: Iterable[object]) -> MissingData:
     return MissingData(f"{title} was not found, looked for {', '.join(map(str, places))}; {REMEDY}")
 
 
-def read_at_most(path: Path, limit: int) -> bytes:
+def read_at_most(path: Path, limit: int, remedy: str = REMEDY) -> bytes:
     """The (unpacked) bytes of a plain or .gz file; one with more than `limit` is refused without reading it all."""
     try:
         with open(path, "rb") as raw:
             file = cast(BinaryIO, gzip.GzipFile(fileobj=raw)) if path.suffix == ".gz" else raw
             content = file.read(limit + 1)
     except FileNotFoundError:
-        raise MissingData(f"{path} is missing; {REMEDY}") from None
+        raise MissingData(f"{path} is missing; {remedy}") from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise damaged(path, f"it cannot be unpacked ({error})") from error
+        raise damaged(path, f"it cannot be unpacked ({error})", remedy) from error
     except OSError as error:
-        raise MissingData(f"{path} cannot be read ({error.strerror or error}); {REMEDY}") from error
+        raise MissingData(f"{path} cannot be read ({error.strerror or error}); {remedy}") from error
     if len(content) > limit:
-        raise damaged(path, f"it holds more than the expected {limit:,} bytes")
+        raise damaged(path, f"it holds more than the expected {limit:,} bytes", remedy)
     return content
 
 

@@ -13,7 +13,8 @@ from locallip.data.errors import REMEDY, MissingData
 from locallip.data.image_set import ImageSet, Split, hold_out
 from locallip.data.mnist import CLASSES as DIGITS
 from locallip.data.mnist import load_mnist
-from locallip.data.own_set import load_own_set
+from locallip.data.own_set import REMEDY as OWN_REMEDY
+from locallip.data.own_set import Like, load_own_set
 from locallip.data.tiny_imagenet import load_tiny_imagenet
 
 __all__ = ["READERS", "DataName", "ImageSet", "Split", "hold_out", "load_images"]
@@ -46,6 +47,7 @@ def load_images(
     download: bool = False,
     say: Callable[[str], None] = lambda line: None,
     side: int = 0,
+    like: Like | None = None,
 ) -> ImageSet:
     """The "train" or "test" images of a data set, checked against what was published.
 
@@ -57,6 +59,7 @@ def load_images(
         download: Fetch what is missing from its official place.
         say: Told how far it is where that takes long: JPEG files are unpacked when they are first read.
         side: Of "own" images: their middle is cut out and resized to so many pixels a side; 0 leaves them as they are.
+        like: Of "own" images: the shape and the classes that they must have, those trained on.
 
     Raises:
         MissingData: Files are not there, or could not be fetched.
@@ -72,7 +75,7 @@ def load_images(
         raise ValueError(f"side = {side}: only images of your own are resized, those of {name} stay as they were published")
     try:
         more: dict[str, object] = {"say": say} if name in ("tiny-imagenet", "own") else {}
-        more |= {"side": side} if name == "own" else {}
+        more |= {"side": side, "like": like} if name == "own" else {}
         return READERS[name](split, root, download=download, **more)
     except OSError as error:  # such as a folder without permission to look into it
-        raise MissingData(f"{name} cannot be read ({error}); {REMEDY}") from error
+        raise MissingData(f"{name} cannot be read ({error}); {OWN_REMEDY if name == 'own' else REMEDY}") from error

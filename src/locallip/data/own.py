@@ -13,7 +13,7 @@ from torch import Tensor
 
 from locallip.data.errors import DamagedData, MissingData
 from locallip.data.files import read_at_most
-from locallip.data.image_file import MOST_BYTES_PER_FILE, class_folders, is_plain, png
+from locallip.data.image_file import MOST_BYTES_PER_FILE, class_folders, in_turns, is_plain, png
 from locallip.data.image_set import ImageSet
 from locallip.data.images import READERS
 from locallip.data.npz import read_npz, sizes
@@ -59,11 +59,12 @@ def _folder(path: Path, shape: Sequence[int], classes: int) -> tuple[Tensor, Ten
             f"{path}: the network takes {sizes(shape)}, and files are images of 1 or 3 channels: use an .npz file"
         )
     reader = pillow(f"{path} is a folder of image files")
+    found = _classes(path, classes)
+    by_class = [sorted(entry for entry in folder.iterdir() if not entry.name.startswith(".")) for _, folder in found]
     images, labels = [], []
-    for label, folder in _classes(path, classes):
-        for file in sorted(entry for entry in folder.iterdir() if not entry.name.startswith(".")):
-            images.append(_decoded(file, shape, reader))
-            labels.append(min(label, 2**31))  # far beyond any number of classes, and within int64
+    for number, file in in_turns(by_class):
+        images.append(_decoded(file, shape, reader))
+        labels.append(min(found[number][0], 2**31))  # far beyond any number of classes, and within int64
     stacked = np.stack(images) if images else np.empty((0, *shape), np.uint8)
     return torch.from_numpy(stacked), torch.tensor(labels, dtype=torch.int64)
 

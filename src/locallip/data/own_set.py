@@ -8,27 +8,41 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from locallip.data.errors import DamagedData, MissingData
 from locallip.data.files import data_root, read_at_most
-from locallip.data.image_file import MOST_BYTES_PER_FILE, class_folders, is_plain, jpeg, png
+from locallip.data.image_file import class_folders, image_of, in_turns, is_plain
 from locallip.data.image_set import ImageSet, Split
 from locallip.data.npz import labels_of_npz, read_npz
-from locallip.data.pillow import pillow
-from locallip.data.unpacked import kept
+from locallip.data.pillow import pillow, versions
+from locallip.data.unpacked import kept, recalled
 
 NAME = "own"
 #: What the folder or file of each split may be called; the first that is there counts.
 CALLED: dict[Split, tuple[str, ...]] = {"train": ("train",), "test": ("test", "val", "validation")}
 ENDINGS = (".png", ".jpg", ".jpeg")
-MOST_CLASSES = 100_000
-#: So many of the training images, evenly spread, say whether all are grey.
-LOOKED_AT = 100
+#: As many as a network can be recorded with.
+MOST_CLASSES = 2**16
+#: A file, and its pixels, may have so many bytes: 89 million pixels in colour.
+MOST_BYTES = 2**28
+#: From so many pixels on an image is worth a thread of its own.
+LARGE = 128 * 128
+#: Another one where the same files are to be unpacked into other pixels.
+VERSION = 1
+REMEDY = "name the folder with train/ and test/ in it with --data-root DIR"
 _GREY, _COLOURED = ("1", "L"), ("P", "RGB", "CMYK", "YCbCr")
+
+
+class Like(NamedTuple):
+    """What images must be like: channels, height and width, and the classes by their numbers."""
+
+    shape: Sequence[int]
+    classes: Sequence[str]
 
 
 def load_own_set(
@@ -38,65 +52,55 @@ def load_own_set(
     download: bool = False,
     say: Callable[[str], None] = lambda line: None,
     side: int = 0,
+    like: Like | None = None,
 ) -> ImageSet:
     """The images in the folder or .npz file `root`/train, or `root`/test, /val or /validation, as (N, C, H, W) uint8.
 
     Files are PNG or JPEG. With a `side` they are cropped to a square in their middle and resized to it; with 0 all must be
-    of one size. They are unpacked once, and kept in an .npy file beside their folder; where that cannot be written, every
-    time. One channel where the training images are grey, else three. Classes are the folders of the training images: in
-    alphabetical order, or where all are called by numbers in that of these.
+    of one size. They are unpacked once, and kept in a hidden file in `root`; where that cannot be written, every time.
+    Images of a folder come in turns, the first of every class before the second of any.
+
+    `like` is what a network takes, or what the training images are. Without it images have one channel where all training
+    images are grey, else three, and classes are the folders of these: in alphabetical order, or all by numbers from 0.
     """
     if download:
         raise MissingData("images of your own are fetched from nowhere: leave out --download, or name a data set")
-    folder = data_root(root, remedy="name the folder with train/ and test/ in it with --data-root DIR")
-    place = _place(folder, split)
-    training = _try_place(folder, "train") or place
-    if place.suffix != training.suffix:
-        raise DamagedData(f"{place} and {training}: expected two folders, or two .npz files")
+    folder = data_root(root, remedy=REMEDY)
+    training = _try_place(folder, "train")
+    place = training if split == "train" else _try_place(folder, split, like=training)
+    if place is None:
+        raise _nothing(folder, split)
+    if training is not None and training.suffix != place.suffix:
+        raise DamagedData(f"{training} and {place}: expected two folders, or two .npz files")
     if place.suffix:
-        return _from_npz(place, training, split, side)
+        return _from_npz(place, training or place, split, side, like)
     reader = pillow(f"{place} is a folder of image files")
-    found = _listed(place)
-    known = found if training == place else _listed(training)
-    numbers = {name: number for number, name in enumerate(known.classes)}
-    if all(map(_is_number, known.classes)) and [int(name) for name in known.classes] != list(range(len(numbers))):
-        raise DamagedData(f"{training}: folders that are called by numbers must be those from 0 to {len(numbers) - 1}")
-    strange = next((name for name in found.classes if name not in numbers), None)
-    if strange is not None:
-        raise DamagedData(f"{place / strange}: there is no class of that name in {training}")
-    grey = _are_grey(known.files, reader)
-    shape = _shape(found.files, grey, side, reader)
-    images = kept(
-        folder / f"{place.name}-{side or 'whole'}.npy",
-        _fingerprint(found, grey, side, reader),
-        len(found.files),
-        shape,
-        lambda index: _decoded(found.files[index], shape, side, reader),
-        say,
-        threads=os.cpu_count() or 1,
-    )
+    found = _listed(place, numbered=like is None and training in (None, place))
+    if like is None and training is not None and training != place:
+        known = _listed(training, numbered=True)
+        like = Like((_channels(known.files, reader), *_size(found.files, side, reader)), known.classes)
+    classes = tuple(found.classes if like is None else like.classes)
+    _check_classes(place, found, classes)
+    images = _images(folder / f".locallip-{place.name}-{side or 'whole'}.npy", found, side, like, reader, say)
+    numbers = {name: number for number, name in enumerate(classes)}
     labels = torch.tensor([numbers[name] for name in found.names], dtype=torch.int64)
-    return ImageSet(NAME, split, images, labels, known.classes)
+    return ImageSet(NAME, split, images, labels, classes)
 
 
-def _place(folder: Path, split: Split) -> Path:
-    found = _try_place(folder, split)
-    if found is None:
-        names = " or ".join(f"{name}/" for name in CALLED[split])
-        raise MissingData(
-            f"{folder} has no {split} images of your own: expected {names} with a folder of PNG or JPEG files per class, "
-            f"or {CALLED[split][0]}.npz; name the folder around it with --data-root DIR"
-        )
-    return found
+def _try_place(folder: Path, split: Split, like: Path | None = None) -> Path | None:
+    """The folder or .npz file of a split; where there are both, what is of the kind of `like`."""
+    places = [folder / f"{name}{ending}" for name in CALLED[split] for ending in ("", ".npz")]
+    there = [place for place in places if (place.is_file() if place.suffix else place.is_dir())]
+    same = [place for place in there if like is not None and place.suffix == like.suffix]
+    return next(iter(same or there), None)
 
 
-def _try_place(folder: Path, split: Split) -> Path | None:
-    for name in CALLED[split]:
-        if (folder / name).is_dir():
-            return folder / name
-        if (folder / f"{name}.npz").is_file():
-            return folder / f"{name}.npz"
-    return None
+def _nothing(folder: Path, split: Split) -> MissingData:
+    names = " or ".join(f"{name}/" for name in CALLED[split])
+    return MissingData(
+        f"{folder} has no {split} images of your own: expected {names} with a folder of PNG or JPEG files per class, or "
+        f"{CALLED[split][0]}.npz; name the folder around it with --data-root DIR"
+    )
 
 
 # Folders ---------------------------------------------------------------------------------------------------------------
@@ -104,7 +108,10 @@ def _try_place(folder: Path, split: Split) -> Path | None:
 
 @dataclass(frozen=True)
 class _Listed:
-    """The files of a split, class by class; `names` has the class of each file, `classes` all of them in their order."""
+    """The files of a split in turns; `names` has the class of each file, `classes` all folders in their order.
+
+    `marks` change when a file does, or another one takes its place.
+    """
 
     classes: tuple[str, ...]
     files: list[Path]
@@ -112,40 +119,101 @@ class _Listed:
     marks: list[str]
 
 
-def _listed(source: Path) -> _Listed:
-    folders = {folder.name: folder for folder in class_folders(source)}
-    if all(map(_is_number, folders)):
-        folders = dict(sorted(folders.items(), key=lambda item: int(item[0])))
+def _listed(source: Path, numbered: bool) -> _Listed:
+    """The files of a folder; `numbered` says that its folders are all the classes there are."""
+    classes = _in_order(source, [folder.name for folder in class_folders(source)], numbered)
+    by_class = [_files(source / name) for name in classes]
+    empty = next((name for name, files in zip(classes, by_class, strict=True) if not files), None)
+    if numbered and empty is not None:
+        raise DamagedData(f"{source / empty} holds no image: remove that folder, or put some into it")
     files, names, marks = [], [], []
-    for name, folder in folders.items():
-        with os.scandir(folder) as entries:
-            there = sorted((entry for entry in entries if not entry.name.startswith(".")), key=lambda entry: entry.name)
-        for entry in there:
-            if not entry.is_file() or Path(entry.name).suffix.lower() not in ENDINGS:
-                raise DamagedData(f"{entry.path}: only {', '.join(ENDINGS)} files are read; remove it, or convert it")
-            about = entry.stat()
-            files.append(Path(entry.path))
-            names.append(name)
-            marks.append(f"{name}/{entry.name} {about.st_size} {about.st_mtime_ns}")
+    for number, entry in in_turns(by_class):
+        about, name = entry.stat(), classes[number]
+        files.append(Path(entry.path))
+        names.append(name)
+        found = (about.st_size, about.st_mtime_ns, about.st_ctime_ns, about.st_ino)
+        marks.append(" ".join([f"{name}/{entry.name}", *map(str, found)]))
     if not files:
         raise DamagedData(f"{source}: there is no image in its folders")
-    return _Listed(tuple(folders), files, names, marks)
+    return _Listed(classes, files, names, marks)
 
 
-def _is_number(name: str) -> bool:
-    return name.isascii() and name.isdigit()
+def _in_order(source: Path, names: list[str], numbered: bool) -> tuple[str, ...]:
+    """The folders in alphabetical order, or where they are called by numbers in that of these, which must be all."""
+    numbers = [name for name in names if name.isascii() and name.isdigit()]
+    ordered = sorted(names, key=int if len(numbers) == len(names) else str)
+    if numbered and numbers and (len(numbers) < len(names) or list(map(int, ordered)) != list(range(len(names)))):
+        raise DamagedData(f"{source}: folders that are called by numbers must be those from 0 on, and no others among them")
+    return tuple(ordered)
 
 
-def _are_grey(files: Sequence[Path], reader: Any) -> bool:
-    """Whether the headers of some images say so; what is wrong with a file is said when it is read."""
-    some = files[:: -(-len(files) // LOOKED_AT)]
-    return all(_header(file, reader).mode in _GREY for file in some)
+def _files(folder: Path) -> list[os.DirEntry[str]]:
+    with os.scandir(folder) as entries:
+        files = sorted((entry for entry in entries if not entry.name.startswith(".")), key=lambda entry: entry.name)
+    for entry in files:
+        if not entry.is_file():
+            raise DamagedData(f"{entry.path} is no file: expected {', '.join(ENDINGS)} files and nothing else")
+        if Path(entry.name).suffix.lower() not in ENDINGS:
+            raise DamagedData(f"{entry.path}: only {', '.join(ENDINGS)} files are read; remove it, or convert it")
+    return files
 
 
-def _shape(files: Sequence[Path], grey: bool, side: int, reader: Any) -> tuple[int, int, int]:
-    """Channels, height and width: those of the first image where nothing is resized."""
-    width, height = (side, side) if side else _header(files[0], reader).size
-    return 1 if grey else 3, height, width
+def _check_classes(place: Path, found: _Listed, classes: tuple[str, ...]) -> None:
+    if not 2 <= len(classes) <= MOST_CLASSES:
+        raise DamagedData(f"{place}: there must be from 2 to {MOST_CLASSES:,} classes, and there are {len(classes):,}")
+    strange = next((name for name in found.classes if name not in classes), None)
+    if strange is not None:
+        some = ", ".join(classes[:5]) + (", ..." if len(classes) > 5 else "")
+        raise DamagedData(f"{place / strange}: there is no class of that name among those trained on, {some}")
+
+
+def _images(path: Path, found: _Listed, side: int, like: Like | None, reader: Any, say: Callable[[str], None]) -> Tensor:
+    """Pixels of all files, kept in `path`."""
+    about = [*found.marks, f"{VERSION} {side} {like and like.shape[0]} {versions(reader)}"]
+    source = hashlib.sha256("\n".join(about).encode("utf-8", "surrogateescape")).hexdigest()
+    images = recalled(path, source)
+    if images is None:
+        images = _unpacked(path, source, found, side, like, reader, say)
+    if like is not None and images.shape[1:] != tuple(like.shape):
+        sizes = [" x ".join(map(str, shape)) for shape in (images.shape[1:], like.shape)]
+        raise DamagedData(f"{found.files[0].parent.parent}: images are {sizes[0]}, and those trained on {sizes[1]}")
+    return images
+
+
+def _unpacked(
+    path: Path, source: str, found: _Listed, side: int, like: Like | None, reader: Any, say: Callable[[str], None]
+) -> Tensor:
+    shape = (like.shape[0] if like else _channels(found.files, reader), *_size(found.files, side, reader))
+    width, height = _header(found.files[0], reader).size
+
+    def unpack(index: int) -> np.ndarray:
+        return _decoded(found.files[index], shape, side, reader)
+
+    threads = _cores() if width * height >= LARGE else 1
+    try:
+        return kept(path, source, len(found.files), shape, unpack, say, threads)
+    except MemoryError:
+        raise DamagedData(
+            f"{path.parent}: {len(found.files):,} images of {shape[2]} x {shape[1]} pixels have room neither on the disk "
+            "nor in memory: resize them to fewer pixels with --side"
+        ) from None
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _channels(files: Sequence[Path], reader: Any) -> int:
+    """1 where the headers of all images say that they are grey."""
+    return 1 if all(_header(file, reader).mode in _GREY for file in files) else 3
+
+
+def _size(files: Sequence[Path], side: int, reader: Any) -> tuple[int, int]:
+    """Height and width: those of the first image where nothing is resized."""
+    if side:
+        return side, side
+    width, height = _header(files[0], reader).size
+    return height, width
 
 
 def _header(file: Path, reader: Any) -> Any:
@@ -153,35 +221,33 @@ def _header(file: Path, reader: Any) -> Any:
         with reader.open(file, formats=("PNG", "JPEG")) as image:  # reads no pixels
             return image
     except Exception as error:  # Pillow has no common class for what a broken file may cause
-        raise DamagedData(f"{file} cannot be read as an image ({error})") from None
+        raise _broken(file, error) from None
 
 
-def _fingerprint(found: _Listed, grey: bool, side: int, reader: Any) -> str:
-    """Of all that the pixels depend on; another version of Pillow may round differently when it resizes."""
-    about = [*found.marks, f"{grey} {side} {reader.__version__}"]
-    return hashlib.sha256("\n".join(about).encode("utf-8", "surrogateescape")).hexdigest()
+def _broken(file: Path, error: Exception) -> DamagedData:
+    return DamagedData(f"{file} cannot be read ({error}); remove it, or put a whole one there")
 
 
-def _decoded(file: Path, shape: tuple[int, int, int], side: int, reader: Any) -> np.ndarray:
+def _decoded(file: Path, shape: Sequence[int], side: int, reader: Any) -> np.ndarray:
     """One file as (C, H, W) bytes."""
     channels, height, width = shape
-    content = read_at_most(file, MOST_BYTES_PER_FILE)
+    content = read_at_most(file, MOST_BYTES, remedy="then begin again")
     try:
         # Some files of large data sets are of the other kind than their names say.
-        image = (png if content.startswith(b"\x89PNG") else jpeg)(content, reader)
+        image = image_of(content, reader, MOST_BYTES)
     except Exception as error:  # as above
-        raise DamagedData(f"{file} cannot be read ({error}); remove it, or put a whole one there") from None
+        raise _broken(file, error) from None
     if not is_plain(image) or image.mode not in (_GREY if channels == 1 else (*_GREY, *_COLOURED)):
         why = "transparent or animated" if not is_plain(image) else f"of the kind {image.mode!r}"
-        wanted = "grey ones, as the first training images are" if channels == 1 else "opaque ones of 8 bits a channel"
-        raise DamagedData(f"{file} is {why}: only {wanted}, are read")
+        wanted = "grey ones, as the training images are," if channels == 1 else "opaque ones of 8 bits a channel"
+        raise DamagedData(f"{file} is {why}: only {wanted} are read")
     image = image.convert("L" if channels == 1 else "RGB")
     if side:
         image = _fitted(image, side, reader)
     if image.size != (width, height):
         raise DamagedData(
-            f"{file} is {image.width} x {image.height} pixels, and the first image {width} x {height}: say with --side, "
-            "or with side in the recipe, to how many pixels all are to be resized"
+            f"{file} is {image.width} x {image.height} pixels, and the first image {width} x {height}: train with --side, "
+            "or with side in the recipe, which says to how many pixels all are to be resized"
         )
     return np.asarray(image).reshape(height, width, channels).transpose(2, 0, 1)
 
@@ -200,9 +266,9 @@ def _fitted(image: Any, side: int, reader: Any) -> Any:
 # An .npz file ----------------------------------------------------------------------------------------------------------
 
 
-def _from_npz(place: Path, training: Path, split: Split, side: int) -> ImageSet:
-    images, labels = read_npz(place)
-    if images.dtype != torch.uint8 or images.ndim != 4:
+def _from_npz(place: Path, training: Path, split: Split, side: int, like: Like | None) -> ImageSet:
+    images, labels = read_npz(place, None if like is None else like.shape)
+    if images.dtype != torch.uint8 or images.ndim != 4 or not images[:1].numel():
         raise DamagedData(
             f"{place}: images are {tuple(images.shape)} {images.dtype}, expected uint8 of shape (N, channels, height, width)"
         )
@@ -211,12 +277,21 @@ def _from_npz(place: Path, training: Path, split: Split, side: int) -> ImageSet:
             f"{place}: images are {images.shape[3]} x {images.shape[2]} pixels, and those of .npz files are not resized: "
             f"leave side = {side} out"
         )
-    if len(images) != len(labels) or not len(images) or int(labels.min()) < 0:
+    if len(images) != len(labels) or int(labels.min()) < 0:
         raise DamagedData(
-            f"{place} holds {len(images)} images and {len(labels)} labels: expected as many, at least one, and labels from 0"
+            f"{place} holds {len(images)} images and {len(labels)} labels: expected as many, and labels from 0"
         )
-    known = labels if place == training else labels_of_npz(training)
-    highest = int(known.max()) if len(known) else -1
-    if highest >= MOST_CLASSES or int(labels.max()) > highest:
-        raise DamagedData(f"{place}: labels run up to {int(labels.max())}, and those of {training} up to {highest}")
-    return ImageSet(NAME, split, images, labels, tuple(str(number) for number in range(highest + 1)))
+    classes = tuple(like.classes) if like else _numbers(training, labels if place == training else labels_of_npz(training))
+    if int(labels.max()) >= len(classes):
+        raise DamagedData(f"{place}: labels run up to {int(labels.max())}, and those trained on up to {len(classes) - 1}")
+    return ImageSet(NAME, split, images, labels, classes)
+
+
+def _numbers(training: Path, labels: Tensor) -> tuple[str, ...]:
+    """The classes that labels stand for."""
+    count = int(labels.max()) + 1 if len(labels) else 0
+    if not 2 <= count <= MOST_CLASSES:
+        raise DamagedData(
+            f"{training}: labels must run up to at least 1 and at most {MOST_CLASSES - 1:,}, not to {count - 1:,}"
+        )
+    return tuple(map(str, range(count)))

@@ -14,3 +14,8 @@ def pillow(why: str) -> Any:
         return importlib.import_module("PIL.Image")
     except ImportError as error:
         raise MissingData(f"{why}, and reading them needs Pillow: pip install 'locallip[images]'") from error
+
+
+def versions(reader: Any) -> str:
+    """Of Pillow and of what reads JPEG files for it: others may round differently."""
+    return f"{reader.__version__} {importlib.import_module('PIL.features').version('jpg')}"

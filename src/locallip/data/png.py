@@ -6,7 +6,7 @@ import struct
 import zlib
 from collections.abc import Iterator
 
-_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+SIGNATURE = b"\x89PNG\r\n\x1a\n"
 #: Chunks that readers must know.
 _CRITICAL = (b"IHDR", b"PLTE", b"IDAT", b"IEND")
 #: Channels by the colour type of the header: grey, RGB, palette, grey and RGB with transparency.
@@ -20,7 +20,7 @@ def check_png(content: bytes, most: int) -> int | None:
 
     More than `most` bytes of pixels are not unpacked.
     """
-    if not content.startswith(_SIGNATURE):
+    if not content.startswith(SIGNATURE):
         raise ValueError("it does not begin like a PNG file")
     chunks = list(_chunks(content))
     names = [name for name, _ in chunks]
@@ -50,7 +50,7 @@ def check_png(content: bytes, most: int) -> int | None:
 
 
 def _chunks(content: bytes) -> Iterator[tuple[bytes, bytes]]:
-    place = len(_SIGNATURE)
+    place = len(SIGNATURE)
     while place < len(content):
         if place + 12 > len(content):
             raise ValueError("it is cut short")

@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from locallip.data import ImageSet, hold_out, load_images
+from locallip.data import ImageSet, Like, hold_out, load_images
+from locallip.data.own_set import NAME as OWN
 from locallip.files import write_atomically
 from locallip.models import num_parameters
 from locallip.processes import ALONE, Processes, goes_on
@@ -48,6 +49,10 @@ class Options:
     together: Processes = ALONE  # this process among those that train the network together
 
 
+#: Bytes of images that a checksum looks at.
+LARGEST_CHECKED = 2**31
+
+
 def fit(recipe: Recipe, options: Options, show: Display | None = None) -> dict[str, Any]:
     """Train as the recipe says; returns what `result.json` in the run folder holds, in the first process."""
     together = options.together
@@ -57,21 +62,16 @@ def fit(recipe: Recipe, options: Options, show: Display | None = None) -> dict[s
     options = dataclasses.replace(options, resume=together.from_first(_resumes(options)))
     with together.one_per_machine_first():
         train, validation, test = _data(recipe, options, show.say)
-    together.check_same(
-        {
-            **dataclasses.asdict(recipe),
-            "images": len(train.labels),
-            "data": _checksum(train),
-            "locallip": environment()["locallip"],
-        }
-    )
+    data = _checksum(train)
+    about = {"images": len(train.labels), "data": data, "locallip": environment()["locallip"]}
+    together.check_same({**dataclasses.asdict(recipe), **about})
     if not options.resume and together.first:  # before there is a folder
-        _check_results(options, recipe, len(test.labels))
+        _check_results(options, recipe, len(test.labels), data)
     # Refuses what cannot be shared or has no room, so before there is a folder, too.
-    run = Run(recipe, train, RunFolder(options.out), device, show, options.compiled, together)
+    run = Run(recipe, train, RunFolder(options.out), device, show, options.compiled, together, data)
     with _folder(recipe, options):
         if together.first:
-            _check_results(options, recipe, len(test.labels))
+            _check_results(options, recipe, len(test.labels), data)
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             run.prepare(options.resume, options.announce)
             with interrupts() as asked_to_stop, closing(show):  # a live line hides the cursor until it is closed
@@ -83,9 +83,12 @@ def fit(recipe: Recipe, options: Options, show: Display | None = None) -> dict[s
 
 
 def _checksum(images: ImageSet) -> str:
-    """Of the labels and of some images: enough to tell data sets, and shares of them, apart."""
-    some = images.images[:: max(1, len(images) // 1000)]
-    return hashlib.sha256(b"".join(t.contiguous().numpy().tobytes() for t in (images.labels, some))).hexdigest()
+    """Of shape, classes, labels and images; of more than two gigabytes of these, of so many."""
+    some = images.images[:: -(-images.images.nbytes // LARGEST_CHECKED)]
+    digest = hashlib.sha256(json.dumps([images.shape, images.classes]).encode())
+    for values in (images.labels, some):
+        digest.update(values.contiguous().numpy().data)
+    return digest.hexdigest()
 
 
 def _resumes(options: Options) -> bool:
@@ -115,7 +118,9 @@ def _folder(recipe: Recipe, options: Options) -> Iterator[None]:
 def _data(recipe: Recipe, options: Options, say: Callable[[str], None]) -> tuple[ImageSet, ImageSet | None, ImageSet]:
     """Training, validation and test images; all are read first, so that a missing file does not cost a training."""
     root, fetch, side = options.data_root, options.download, recipe.side
-    train, test = (load_images(recipe.data, split, root, download=fetch, say=say, side=side) for split in ("train", "test"))
+    train = load_images(recipe.data, "train", root, download=fetch, say=say, side=side)
+    like = Like(train.shape, train.classes)
+    test = load_images(recipe.data, "test", root, download=fetch, say=say, side=side, like=like)
     margin_of(recipe, train.images.shape[2])  # refuses one that the images are too small for
     if recipe.images:
         if recipe.images > len(train.labels):
@@ -130,7 +135,7 @@ def _data(recipe: Recipe, options: Options, say: Callable[[str], None]) -> tuple
     return train, validation, test
 
 
-def _check_results(options: Options, recipe: Recipe, images: int) -> None:
+def _check_results(options: Options, recipe: Recipe, images: int, data: str) -> None:
     """See that a result can be written, and that it replaces no better one, before hours are spent on it."""
     if options.results is None:
         return
@@ -144,6 +149,8 @@ def _check_results(options: Options, recipe: Recipe, images: int) -> None:
             for name in {**there, **now}
             if there.get(name) != now.get(name)
         ]
+        if older["training"].get("data_sha256", data) != data:
+            differ.append("its training images are others")
         if seen > min(options.limit or images, images):
             differ.append(f"it looked at {seen:,} images")
         if differ:
@@ -177,6 +184,7 @@ def _finish(run: Run, validation: ImageSet | None, test: ImageSet | None, option
         "recipe": recipe.name,
         "eps": recipe.eps,
         "data": recipe.data,
+        **({"side": recipe.side, "class_names": list(run.class_names)} if recipe.data == OWN else {}),
     }
     path = run.folder.path / "model.safetensors"
     # What is stored is what is evaluated: 16 bits a weight are enough, and half the size.
@@ -210,6 +218,7 @@ def _finish(run: Run, validation: ImageSet | None, test: ImageSet | None, option
             "others_gb": round(run.others, 2),
             "starts_gb": round(run.engine.starts.nbytes() / 1e9, 3) if run.engine.starts else 0.0,
             "validation": None,
+            "data_sha256": run.data,
         },
         "evaluation": None,
         "model": {

@@ -23,7 +23,7 @@ from locallip.training.engine import Engine
 from locallip.training.memory import plan_memory
 from locallip.training.progress import FOOTNOTE, Display
 from locallip.training.recipe import Recipe, WrongRecipe
-from locallip.training.run_folder import Checkpoint, RunFolder
+from locallip.training.run_folder import Checkpoint, RunFolder, RunFolderError
 from locallip.training.schedules import setting
 from locallip.training.share import share_of
 
@@ -77,11 +77,13 @@ class Run:
         show: Display,
         compiled: bool | None = None,
         together: Processes = ALONE,
+        data: str = "",
     ):
         self.compiled, self.together = compiled, together
         self.recipe, self.folder, self.device, self.show = recipe, folder, device, show
         self.count, self.shape = len(train.labels), tuple(train.images.shape[1:])
-        self.classes = len(train.classes)
+        self.class_names, self.classes = train.classes, len(train.classes)
+        self.data = data  # a checksum of the training images
         self.model = make_model(recipe, self.shape, self.classes)
         self.margin = margin_of(recipe, self.shape[1])
         self.per_epoch = steps_per_epoch(self.count, recipe.batch)
@@ -137,6 +139,11 @@ class Run:
             if self.together.first:
                 self.folder.truncate_metrics(0)
             return
+        if found.values.get("data", self.data) != self.data:
+            raise RunFolderError(
+                f"the training images are others than those that the run in {self.folder.path} began with: put these back, "
+                "or start anew with another --out"
+            )
         self.engine.load_state(found.tensors)
         starts = self.engine.starts
         places = [] if starts is None else list(starts.rows)
@@ -180,7 +187,13 @@ class Run:
         """Write a checkpoint, which has the same content however many processes there are."""
         starts, sums = self._gathered_starts(), self.engine.mean_sums()
         if self.together.first:
-            values = {"step": self.step, "seconds": self.seconds, "epoch": self.step / self.per_epoch, "others": self.others}
+            values: dict[str, Any] = {
+                "data": self.data,
+                "step": self.step,
+                "seconds": self.seconds,
+                "epoch": self.step / self.per_epoch,
+                "others": self.others,
+            }
             if starts:
                 values["channels_last"] = self.engine.layout.channels_last
             self.folder.save(self.step, self.engine.state() | starts | {"sums": sums}, values)
