@@ -60,8 +60,9 @@ def audit(
 
     Args:
         model: A name from `locallip models`, a run folder, a .safetensors file or an .onnx file.
-        data: Which images: a data set, or your own as an .npz file with images and labels, or as a folder with one of PNG
-            files per class (default: those that the network was trained on).
+        data: Which images: a data set, where own is a folder test with one folder per class in --data-root, or the path of
+            your own as an .npz file with images and labels, or as a folder with one of PNG files per class (default: those
+            that the network was trained on).
         eps: The first radius to certify, for pixels in [0, 1]; a number or a fraction such as 36/255 (default:
             what the network was trained for).
         norm: 2 for certificates in l2 balls, inf for those in l-infinity balls.

@@ -68,8 +68,9 @@ def certify(
 
     Args:
         model: A name from `locallip models`, a run folder, a .safetensors file or an .onnx file.
-        data: Which images: a data set, or your own as an .npz file with images and labels, or as a folder with one of PNG
-            files per class (default: those that the network was trained on).
+        data: Which images: a data set, where own is a folder test with one folder per class in --data-root, or the path of
+            your own as an .npz file with images and labels, or as a folder with one of PNG files per class (default: those
+            that the network was trained on).
         vnnlib: In place of images, VNN-LIB files that ask whether a class can be reached from within a box, packed with gzip
             or not; prints unsat (proved), sat with the point, or unknown for each.
         eps: Radius of the balls, for pixels in [0, 1]; a number or a fraction such as 36/255 (default:
