@@ -12,7 +12,8 @@ import pytest
 import torch
 from PIL import Image
 
-from locallip.data import DamagedData, Like, MissingData, load_images, load_own
+import locallip as ll
+from locallip.data import DamagedData, Like, MissingData, image_set, load_images, load_own
 from locallip.data.own_set import load_own_set
 
 CLASSES = ("cat", "dog", "eel")
@@ -215,7 +216,7 @@ WRONG = {
         DamagedData,
         "x.png is of the kind 'RGBA'",
     ),
-    "a new class": (lambda root: write(root / "test" / "fox" / "x.png", picture(1)), DamagedData, "fox: there is no class"),
+    "a new class": (lambda root: write(root / "test" / "fox" / "x.png", picture(1)), DamagedData, "there is no class 'fox'"),
     "mixed names": (
         lambda root: [(root / "train" / "dog").rename(root / "train" / "1")],
         DamagedData,
@@ -230,7 +231,7 @@ WRONG = {
     "a test of another size": (
         lambda root: [write(file, picture(1, (9, 9))) for file in (root / "test").rglob("*.png")],
         DamagedData,
-        "images are 3 x 9 x 9, and those trained on 3 x 8 x 8",
+        "is 9 x 9 pixels, and images to train on or of this network are 8 x 8",
     ),
     "neither": (
         lambda root: (root / "train" / "cat" / "1.png").write_bytes(b"GIF89a" * 9),
@@ -372,7 +373,7 @@ def test_a_network_knows_the_classes_and_the_size_that_it_was_trained_on(tmp_pat
     (root / "test" / "dog").rename(root / "test" / "ant")
     code, _, said = command("certify", run, *where)
     assert code == 2
-    assert "ant: there is no class of that name among those trained on, cat, dog, eel" in said
+    assert "there is no class 'ant' among those trained on, which are 'cat', 'dog', 'eel'" in said
 
 
 def test_a_run_goes_on_with_its_own_images_alone(tmp_path, command):
@@ -387,3 +388,85 @@ def test_a_run_goes_on_with_its_own_images_alone(tmp_path, command):
     code, _, said = command("train", "demo", *where, "--out", tmp_path / "another", "--results", results)
     assert code == 2
     assert "its training images are others" in said
+
+
+def test_figures_of_other_test_images_are_not_kept(tmp_path, command):
+    """Neither in the run folder, where a figure of more images stays, nor where results are gathered."""
+    root, run, results = folders(tmp_path / "photos"), tmp_path / "run", tmp_path / "results"
+    where = ("--data", "own", "--data-root", root, "--device", "cpu", "--epochs", 1, "--batch", 9)
+    assert command("train", "demo", *where, "--out", run, "--results", results)[0] == 0
+    for name in CLASSES:
+        (root / "test" / name / "1.png").unlink()
+    assert command("train", "demo", *where, "--out", run, "--resume")[0] == 0
+    assert json.loads((run / "result.json").read_text())["evaluation"]["images"] == 3
+    code, _, said = command("train", "demo", *where, "--out", tmp_path / "another", "--results", results)
+    assert code == 2
+    assert "its test images are others" in said
+
+
+def test_a_checksum_of_many_images_looks_at_all_classes(monkeypatch):
+    images, labels = torch.zeros(64, 1, 2, 2, dtype=torch.uint8), torch.arange(64) % 4
+    monkeypatch.setattr(image_set, "LARGEST_CHECKED", images.nbytes // 2)
+    before = image_set.checksum(images, labels)
+    for label in range(4):
+        changed = images.clone()
+        changed[labels == label] = 1
+        assert image_set.checksum(changed, labels) != before
+
+
+RECORDS = {
+    "a truth": {"side": True},
+    "below": {"side": -8},
+    "huge": {"side": 10**21},
+    "others": {"side": 3000},
+    "names": {"class_names": ["cat", "cat", "eel"]},
+    "numbers": {"class_names": [1, 2, 3]},
+    "nothing": {"class_names": None},
+}
+
+
+@pytest.mark.parametrize("record", RECORDS.values(), ids=RECORDS)
+def test_what_a_record_says_is_not_believed_where_it_makes_no_sense(tmp_path, command, record):
+    root = folders(tmp_path / "photos")
+    about = {"architecture": "small", "activation": "relu_theta", "input_shape": [3, 8, 8], "classes": 3, "data": "own"}
+    known = {"eps": "0.1", "side": 0, "class_names": list(CLASSES)}
+    path = tmp_path / "net.safetensors"
+    ll.save_model(path, ll.build_model("small", (3, 8, 8), 3), {**about, **known, **record})
+    code, _, said = command("certify", path, "--data-root", root, "--device", "cpu", "--limit", 1)
+    assert code == 0, said
+    assert not list(root.glob(".locallip-test-3000*"))
+
+
+def test_a_network_of_other_channels_is_told_what_helps(tmp_path):
+    root = folders(tmp_path)
+    with pytest.raises(DamagedData, match=r"takes 2 channels, and files are images of 1 or 3: use \.npz files"):
+        load_images("own", "test", root, like=Like((2, 8, 8), CLASSES))
+    with pytest.raises(DamagedData, match=r"takes inputs of shape \(12,\)"):
+        load_images("own", "test", root, like=Like((12,), CLASSES))
+    with pytest.raises(ValueError, match="side = -8: expected a number of pixels"):
+        load_images("own", "test", root, side=-8)
+
+
+def test_test_images_without_labels_do_not_hide_those_with(tmp_path):
+    """The usual folders of ImageNet have them."""
+    root = folders(tmp_path)
+    before = load_own_set("test", root)
+    (root / "test").rename(root / "val")
+    write(root / "test" / "1.png", picture(1))
+    assert torch.equal(load_own_set("test", root).images, before.images)
+
+
+def test_training_and_certifying_share_what_is_unpacked(tmp_path, monkeypatch):
+    for root in (folders(tmp_path / "colour"), folders(tmp_path / "grey", channels=1)):
+        train = load_own_set("train", root)
+        with monkeypatch.context() as patch:
+            patch.setattr("locallip.data.own_set._decoded", None)
+            again = load_own_set("train", root, like=Like(train.shape, train.classes))
+            assert torch.equal(load_own_set("train", root).images, again.images)
+
+
+def test_nothing_is_unpacked_that_does_not_fit(tmp_path):
+    root = folders(tmp_path)
+    with pytest.raises(DamagedData, match="is 8 x 8 pixels, and images to train on or of this network are 9 x 8"):
+        load_images("own", "test", root, like=Like((3, 8, 9), CLASSES))
+    assert not list(root.glob(".*"))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import subprocess
-import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -14,6 +14,7 @@ import torch
 
 from locallip.data import unpacked
 from locallip.data.unpacked import kept
+from locallip.files import locked
 
 COUNT, SHAPE = 5, (3, 4, 4)
 
@@ -132,11 +133,52 @@ def test_who_waits_is_told(tmp_path, monkeypatch):
 
 def test_what_a_killed_process_left_half_written_is_removed(tmp_path):
     path = tmp_path / "images.npy"
-    over = subprocess.Popen([sys.executable, "-c", ""])
-    over.wait()
-    dead, alive = (path.with_name(f".images.npy.{number}.part") for number in (over.pid, os.getppid()))
+    dead, alive = (path.with_name(f".images.npy.{word}.part") for word in ("dead", "alive"))
     for left in (dead, alive):
         left.write_bytes(b"half")
-    read(path, Source())
+    with locked(alive):
+        read(path, Source())
     assert not dead.exists()
     assert alive.exists()
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_two_that_unpack_at_once_get_their_own_pixels(tmp_path, threads):
+    """Catches: both write into one file, and one of them starts it anew."""
+    path, started = tmp_path / "images.npy", threading.Event()
+
+    def slowly(index: int) -> np.ndarray:
+        started.set()
+        time.sleep(0.03)
+        return np.full(SHAPE, index, dtype=np.uint8)
+
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(kept, path, "a", 20, SHAPE, slowly, print, threads)
+        started.wait()
+        time.sleep(0.1)
+        second = pool.submit(kept, path, "a", 20, SHAPE, slowly, print, threads)
+        for images in (first.result(), second.result()):
+            assert images[:, 0, 0, 0].tolist() == list(range(20))
+    assert {file.name for file in tmp_path.iterdir()} == {"images.npy", "images.json"}
+
+
+def test_what_a_disk_refuses_late_is_unpacked_again(tmp_path, monkeypatch):
+    def full(pixels: np.memmap) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(np.memmap, "flush", full)
+    source = Source(3)
+    assert read(tmp_path / "images.npy", source)[4].unique().tolist() == [7]
+    assert source.asked == 2 * COUNT
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_threads_keep_few_images_in_memory(tmp_path):
+    """They stop where the one that writes does not keep up."""
+    made, threads = [], 2
+    images = unpacked._in_order(lambda index: made.append(index) or np.zeros(SHAPE, dtype=np.uint8), 100, threads)
+    next(images)
+    time.sleep(0.2)
+    assert len(made) <= 2 * threads + 1
+    images.close()
+    assert len(list(unpacked._in_order(Source(), 100, threads))) == 100

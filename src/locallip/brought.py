@@ -67,10 +67,11 @@ def _training(about: dict[str, Any]) -> tuple[str, str]:
 def _own_like(about: dict[str, Any]) -> dict[str, Any]:
     """How images of the user's own came to the training, as the network's record says; else by the network's shape alone."""
     shape, side, names = tuple(about["input_shape"]), about.get("side"), about.get("class_names")
-    are_names = isinstance(names, list) and all(isinstance(name, str) for name in names)
-    if are_names and len(names) == len(set(names)) == about["classes"] and type(side) is int and side in (0, *shape[1:]):
-        return {"side": side, "like": Like(shape, tuple(names))}
-    return {"side": shape[1] if len(shape) == 3 and shape[1] == shape[2] else 0}
+    square = shape[1] if len(shape) == 3 and shape[1] == shape[2] else 0
+    classes = tuple(names) if isinstance(names, list) and all(isinstance(name, str) for name in names) else ()
+    if len(classes) == len(set(classes)) == about["classes"] and type(side) is int and side in (0, square):
+        return {"side": side, "like": Like(shape, classes)}
+    return {"side": square}
 
 
 def network_of(model: str) -> tuple[nn.Module, dict[str, Any]]:

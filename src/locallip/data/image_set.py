@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -57,6 +60,22 @@ class ImageSet:
     def take(self, index: Tensor, split: str | None = None) -> ImageSet:
         """The images at these positions, as a set of its own."""
         return replace(self, images=self.images[index], labels=self.labels[index], split=split or self.split)
+
+
+#: Bytes of images that a checksum looks at.
+LARGEST_CHECKED = 2**31
+
+
+def checksum(images: Tensor, labels: Tensor, classes: Sequence[str] = ()) -> str:
+    """SHA-256 of shape, classes, labels and images; where these are more than two gigabytes, of so many, drawn at random."""
+    digest = hashlib.sha256(json.dumps([tuple(images.shape), tuple(classes)]).encode())
+    digest.update(labels.cpu().contiguous().numpy().data)
+    count = max(1, len(images) * LARGEST_CHECKED // max(1, images.nbytes))
+    if count < len(images):
+        some = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))[:count].sort().values
+        images = images[some]
+    digest.update(images.cpu().contiguous().numpy().data)
+    return digest.hexdigest()
 
 
 def pixels(images: Tensor, device: torch.device | str | None = None) -> Tensor:

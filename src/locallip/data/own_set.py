@@ -28,6 +28,7 @@ CALLED: dict[Split, tuple[str, ...]] = {"train": ("train",), "test": ("test", "v
 ENDINGS = (".png", ".jpg", ".jpeg")
 #: As many as a network can be recorded with.
 MOST_CLASSES = 2**16
+LARGEST_SIDE = 10_000
 #: A file, and its pixels, may have so many bytes: 89 million pixels in colour.
 MOST_BYTES = 2**28
 #: From so many pixels on an image is worth a thread of its own.
@@ -65,6 +66,7 @@ def load_own_set(
     """
     if download:
         raise MissingData("images of your own are fetched from nowhere: leave out --download, or name a data set")
+    _check_wish(side, like)
     folder = data_root(root, remedy=REMEDY)
     training = _try_place(folder, "train")
     place = training if split == "train" else _try_place(folder, split, like=training)
@@ -74,6 +76,10 @@ def load_own_set(
         raise DamagedData(f"{training} and {place}: expected two folders, or two .npz files")
     if place.suffix:
         return _from_npz(place, training or place, split, side, like)
+    if like is not None and like.shape[0] not in (1, 3):
+        raise DamagedData(
+            f"{place}: the network takes {like.shape[0]} channels, and files are images of 1 or 3: use .npz files"
+        )
     reader = pillow(f"{place} is a folder of image files")
     found = _listed(place, numbered=like is None and training in (None, place))
     if like is None and training is not None and training != place:
@@ -87,12 +93,22 @@ def load_own_set(
     return ImageSet(NAME, split, images, labels, classes)
 
 
+def _check_wish(side: int, like: Like | None) -> None:
+    if not 0 <= side <= LARGEST_SIDE:
+        raise ValueError(f"side = {side}: expected a number of pixels from 0 to {LARGEST_SIDE:,}")
+    if like is not None and len(like.shape) != 3:
+        raise DamagedData(
+            f"the network takes inputs of shape {tuple(like.shape)}, and images have channels, height and width"
+        )
+
+
 def _try_place(folder: Path, split: Split, like: Path | None = None) -> Path | None:
-    """The folder or .npz file of a split; where there are both, what is of the kind of `like`."""
+    """The folder or .npz file of a split: of several one with labels, and of the kind of `like`."""
     places = [folder / f"{name}{ending}" for name in CALLED[split] for ending in ("", ".npz")]
     there = [place for place in places if (place.is_file() if place.suffix else place.is_dir())]
-    same = [place for place in there if like is not None and place.suffix == like.suffix]
-    return next(iter(same or there), None)
+    fit = [place for place in there if place.suffix or any(child.is_dir() for child in place.iterdir())]
+    same = [place for place in fit if like is not None and place.suffix == like.suffix]
+    return next(iter(same or fit or there), None)
 
 
 def _nothing(folder: Path, split: Split) -> MissingData:
@@ -161,29 +177,24 @@ def _files(folder: Path) -> list[os.DirEntry[str]]:
 def _check_classes(place: Path, found: _Listed, classes: tuple[str, ...]) -> None:
     if not 2 <= len(classes) <= MOST_CLASSES:
         raise DamagedData(f"{place}: there must be from 2 to {MOST_CLASSES:,} classes, and there are {len(classes):,}")
-    strange = next((name for name in found.classes if name not in classes), None)
+    known = set(classes)
+    strange = next((name for name in found.classes if name not in known), None)
     if strange is not None:
-        some = ", ".join(classes[:5]) + (", ..." if len(classes) > 5 else "")
-        raise DamagedData(f"{place / strange}: there is no class of that name among those trained on, {some}")
+        some = ", ".join(map(repr, classes[:5])) + (", ..." if len(classes) > 5 else "")
+        raise DamagedData(f"{place}: there is no class {strange!r} among those trained on, which are {some}")
 
 
 def _images(path: Path, found: _Listed, side: int, like: Like | None, reader: Any, say: Callable[[str], None]) -> Tensor:
     """Pixels of all files, kept in `path`."""
-    about = [*found.marks, f"{VERSION} {side} {like and like.shape[0]} {versions(reader)}"]
-    source = hashlib.sha256("\n".join(about).encode("utf-8", "surrogateescape")).hexdigest()
-    images = recalled(path, source)
-    if images is None:
-        images = _unpacked(path, source, found, side, like, reader, say)
-    if like is not None and images.shape[1:] != tuple(like.shape):
-        sizes = [" x ".join(map(str, shape)) for shape in (images.shape[1:], like.shape)]
-        raise DamagedData(f"{found.files[0].parent.parent}: images are {sizes[0]}, and those trained on {sizes[1]}")
-    return images
-
-
-def _unpacked(
-    path: Path, source: str, found: _Listed, side: int, like: Like | None, reader: Any, say: Callable[[str], None]
-) -> Tensor:
-    shape = (like.shape[0] if like else _channels(found.files, reader), *_size(found.files, side, reader))
+    size = _size(found.files, side, reader)
+    if like is not None and tuple(like.shape[1:]) != size:
+        sizes = [f"{width} x {height}" for height, width in (size, like.shape[1:])]
+        raise DamagedData(f"{found.files[0]} is {sizes[0]} pixels, and images to train on or of this network are {sizes[1]}")
+    if like is None:  # what was read with one channel is all grey, and not looked through again
+        known = recalled(path, _fingerprint(found, (1, *size), reader))
+        if known is not None and len(known) == len(found.files):
+            return known
+    shape = (like.shape[0] if like else _channels(found.files, reader), *size)
     width, height = _header(found.files[0], reader).size
 
     def unpack(index: int) -> np.ndarray:
@@ -191,12 +202,18 @@ def _unpacked(
 
     threads = _cores() if width * height >= LARGE else 1
     try:
-        return kept(path, source, len(found.files), shape, unpack, say, threads)
+        return kept(path, _fingerprint(found, shape, reader), len(found.files), shape, unpack, say, threads)
     except MemoryError:
         raise DamagedData(
             f"{path.parent}: {len(found.files):,} images of {shape[2]} x {shape[1]} pixels have room neither on the disk "
             "nor in memory: resize them to fewer pixels with --side"
         ) from None
+
+
+def _fingerprint(found: _Listed, shape: tuple[int, ...], reader: Any) -> str:
+    """Of all that the pixels depend on."""
+    about = [*found.marks, f"{VERSION} {shape} {versions(reader)}"]
+    return hashlib.sha256("\n".join(about).encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def _cores() -> int:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import secrets
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -16,12 +19,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from locallip.files import PART, rename, sync, write_atomically
+from locallip.files import PART, InUse, locked, rename, sync, write_atomically
 
 #: Seconds between two words on how far it is.
 PATIENCE = 5.0
 _PIECE = 2**26
-_TOGETHER = 1024
 
 
 def recalled(path: Path, source: str) -> Tensor | None:
@@ -57,40 +59,54 @@ def kept(
     found = recalled(path, source)
     if found is not None and found.shape == (count, *shape):
         return found
-    half = path.with_name(f".{path.name}.{os.getpid()}{PART}")
-    try:
+    images = partial(_in_order, unpack, count, threads)
+    with suppress(OSError), _unfinished(path) as half:  # a full disk, or a folder that is not ours to write to
         pixels = _room(half, (count, *shape))
-        where = f", once and for all in {path}" if isinstance(pixels, np.memmap) else ""
-        last = time.perf_counter()
-        for index, image in enumerate(_in_order(unpack, count, threads)):
-            pixels[index] = image
-            if time.perf_counter() - last > PATIENCE:
-                last = time.perf_counter()
-                say(f"unpacked {index + 1:,} of {count:,} images{where}")
-        if isinstance(pixels, np.memmap):
-            pixels.flush()
-            with suppress(OSError):  # such as a folder that is gone
-                pixels = _put_in_place(half, path, source)
-        return torch.from_numpy(np.asarray(pixels))
-    finally:
-        with suppress(OSError):
-            half.unlink(missing_ok=True)
+        _fill(pixels, images(), say, f", once and for all in {path}")
+        pixels.flush()
+        return torch.from_numpy(_put_in_place(half, path, source))
+    # In doubt from the beginning: what a disk has refused may be lost.
+    plain = np.empty((count, *shape), dtype=np.uint8)
+    _fill(plain, images(), say, "")
+    return torch.from_numpy(plain)
 
 
-def _room(half: Path, shape: tuple[int, ...]) -> np.ndarray:
-    """Memory for the pixels: of a file with all of its room, or where there is none, of the process."""
+def _fill(pixels: np.ndarray, images: Iterator[np.ndarray], say: Callable[[str], None], where: str) -> None:
+    last = time.perf_counter()
+    for index, image in enumerate(images):
+        pixels[index] = image
+        if time.perf_counter() - last > PATIENCE:
+            last = time.perf_counter()
+            say(f"unpacked {index + 1:,} of {len(pixels):,} images{where}")
+
+
+@contextmanager
+def _unfinished(path: Path) -> Iterator[Path]:
+    """A new file beside `path` that nobody else writes to, removed in the end if it is still there.
+
+    Gigabytes that somebody left who was killed are removed before: nobody holds their lock any more.
+    """
+    for left in path.parent.glob(f".*{path.suffix}.*{PART}"):
+        with suppress(InUse, OSError), locked(left):
+            left.unlink()
+    half = path.with_name(f".{path.name}.{secrets.token_hex(8)}{PART}")
     try:
-        for left in half.parent.glob(f"{half.name.rpartition('.')[0].rpartition('.')[0]}.*{PART}"):
-            if not _lives(left.name.split(".")[-2]):  # a gigabyte of one that was killed
-                left.unlink(missing_ok=True)
-        pixels = np.lib.format.open_memmap(half, mode="w+", dtype=np.uint8, shape=shape)
-        with open(half, "rb+") as file:  # a disk that becomes full later would end the process
-            os.posix_fallocate(file.fileno(), 0, half.stat().st_size)
-        return pixels
-    except (OSError, AttributeError):  # a full disk, a folder that is not ours to write to, or a system without that
-        with suppress(OSError):
-            half.unlink(missing_ok=True)
-        return np.empty(shape, dtype=np.uint8)
+        with locked(half):
+            yield half
+    except InUse as error:  # taken for left over before it was locked
+        raise OSError(str(error)) from None
+    finally:
+        half.unlink(missing_ok=True)
+
+
+def _room(half: Path, shape: tuple[int, ...]) -> np.memmap:
+    """Memory for the pixels that is all there in a file: a disk that became full later would end the process."""
+    pixels = np.lib.format.open_memmap(half, mode="w+", dtype=np.uint8, shape=shape)
+    if not hasattr(os, "posix_fallocate"):
+        raise OSError("no room can be made in files here")
+    with open(half, "rb+") as file:
+        os.posix_fallocate(file.fileno(), 0, half.stat().st_size)
+    return pixels
 
 
 def _in_order(unpack: Callable[[int], np.ndarray], count: int, threads: int) -> Iterator[np.ndarray]:
@@ -99,8 +115,17 @@ def _in_order(unpack: Callable[[int], np.ndarray], count: int, threads: int) -> 
         yield from map(unpack, range(count))
         return
     with ThreadPoolExecutor(threads) as pool:
-        for first in range(0, count, _TOGETHER):  # or all of them would wait in memory for the one that writes
-            yield from pool.map(unpack, range(first, min(first + _TOGETHER, count)))
+        running: deque[Future[np.ndarray]] = deque()
+        try:
+            for index in range(count):
+                running.append(pool.submit(unpack, index))
+                if len(running) > 2 * threads:  # or all of them would wait in memory for the one that writes
+                    yield running.popleft().result()
+            while running:
+                yield running.popleft().result()
+        finally:
+            for future in running:
+                future.cancel()
 
 
 def _put_in_place(half: Path, path: Path, source: str) -> np.ndarray:
@@ -110,7 +135,8 @@ def _put_in_place(half: Path, path: Path, source: str) -> np.ndarray:
         about = {"source": source, "sha256": checksum(file)}
         mapped = _mapped(file)
     rename(half, path)
-    write_atomically(_about(path), json.dumps(about).encode())
+    with suppress(OSError):
+        write_atomically(_about(path), json.dumps(about).encode())
     return mapped
 
 
@@ -123,17 +149,6 @@ def _mapped(file: BinaryIO) -> np.ndarray:
     if by_columns or dtype != np.uint8 or len(shape) != 4:
         raise ValueError("no images")
     return np.memmap(file, dtype=np.uint8, mode="c", offset=file.tell(), shape=shape)
-
-
-def _lives(process: str) -> bool:
-    """Whether a process of this number works here; one of another machine that does not only loses what is kept."""
-    try:
-        os.kill(int(process), 0)
-    except ProcessLookupError:
-        return False
-    except (OSError, ValueError, OverflowError):
-        return True
-    return True
 
 
 def _about(path: Path) -> Path:

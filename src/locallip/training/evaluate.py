@@ -23,6 +23,7 @@ from locallip.certify import certify
 from locallip.certify.inputs import as_eps, as_labels, check_batch_size, check_model
 from locallip.certify.prover import lead
 from locallip.data import pixels
+from locallip.data.image_set import checksum
 from locallip.network import Network, lower
 from locallip.norms import Guarantee, NormRule, PowerNorm
 
@@ -77,6 +78,7 @@ def evaluate(
     proof_seed: that of the proofs' random starts, drawn unless given: weights follow from the seed of their training, and
         could be made for any that is known beforehand.
     first: how many of the first images (FIRST_IMAGES) are right and certified, in numbers.
+    data_sha256: a checksum of all images and labels, whatever the limit.
     global_lipschitz, local_lipschitz: estimates; the local one is the mean over the first images (LIPSCHITZ_IMAGES).
 
     The bounds allow for the whole ball unless `input_domain` restricts it, as in the paper. The model itself stays as it is;
@@ -90,7 +92,8 @@ def evaluate(
         run.columns(pgd_steps, power_steps, failure_prob, seed, proof_seed)
     else:
         run.tell("the weights are not finite: every image counts as wrong")
-    return run.result(pgd_steps, power_steps, failure_prob, proof_seed, getattr(images, "split", None), str(eps))
+    found = run.result(pgd_steps, power_steps, failure_prob, proof_seed, getattr(images, "split", None), str(eps))
+    return {**found, "data_sha256": checksum(images.images, images.labels)}
 
 
 class _Evaluation:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from locallip.data import ImageSet, Like, hold_out, load_images
+from locallip.data.image_set import checksum
 from locallip.data.own_set import NAME as OWN
 from locallip.files import write_atomically
 from locallip.models import num_parameters
@@ -49,10 +50,6 @@ class Options:
     together: Processes = ALONE  # this process among those that train the network together
 
 
-#: Bytes of images that a checksum looks at.
-LARGEST_CHECKED = 2**31
-
-
 def fit(recipe: Recipe, options: Options, show: Display | None = None) -> dict[str, Any]:
     """Train as the recipe says; returns what `result.json` in the run folder holds, in the first process."""
     together = options.together
@@ -62,16 +59,16 @@ def fit(recipe: Recipe, options: Options, show: Display | None = None) -> dict[s
     options = dataclasses.replace(options, resume=together.from_first(_resumes(options)))
     with together.one_per_machine_first():
         train, validation, test = _data(recipe, options, show.say)
-    data = _checksum(train)
+    data = checksum(train.images, train.labels, train.classes)
     about = {"images": len(train.labels), "data": data, "locallip": environment()["locallip"]}
     together.check_same({**dataclasses.asdict(recipe), **about})
     if not options.resume and together.first:  # before there is a folder
-        _check_results(options, recipe, len(test.labels), data)
+        _check_results(options, recipe, test, data)
     # Refuses what cannot be shared or has no room, so before there is a folder, too.
     run = Run(recipe, train, RunFolder(options.out), device, show, options.compiled, together, data)
     with _folder(recipe, options):
         if together.first:
-            _check_results(options, recipe, len(test.labels), data)
+            _check_results(options, recipe, test, data)
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             run.prepare(options.resume, options.announce)
             with interrupts() as asked_to_stop, closing(show):  # a live line hides the cursor until it is closed
@@ -80,15 +77,6 @@ def fit(recipe: Recipe, options: Options, show: Display | None = None) -> dict[s
         if not together.first:
             return {}
         return _finish(run, validation, test if options.evaluate else None, options)
-
-
-def _checksum(images: ImageSet) -> str:
-    """Of shape, classes, labels and images; of more than two gigabytes of these, of so many."""
-    some = images.images[:: -(-images.images.nbytes // LARGEST_CHECKED)]
-    digest = hashlib.sha256(json.dumps([images.shape, images.classes]).encode())
-    for values in (images.labels, some):
-        digest.update(values.contiguous().numpy().data)
-    return digest.hexdigest()
 
 
 def _resumes(options: Options) -> bool:
@@ -135,7 +123,7 @@ def _data(recipe: Recipe, options: Options, say: Callable[[str], None]) -> tuple
     return train, validation, test
 
 
-def _check_results(options: Options, recipe: Recipe, images: int, data: str) -> None:
+def _check_results(options: Options, recipe: Recipe, test: ImageSet, data: str) -> None:
     """See that a result can be written, and that it replaces no better one, before hours are spent on it."""
     if options.results is None:
         return
@@ -151,7 +139,10 @@ def _check_results(options: Options, recipe: Recipe, images: int, data: str) -> 
         ]
         if older["training"].get("data_sha256", data) != data:
             differ.append("its training images are others")
-        if seen > min(options.limit or images, images):
+        known = (older.get("evaluation") or {}).get("data_sha256")
+        if known is not None and known != checksum(test.images, test.labels):
+            differ.append("its test images are others")
+        if seen > min(options.limit or len(test), len(test)):
             differ.append(f"it looked at {seen:,} images")
         if differ:
             raise RunFolderError(
@@ -250,8 +241,10 @@ def _keep_better(result: dict[str, Any], path: Path) -> None:
     try:
         older = json.loads(path.read_text())
         same = older["model"]["sha256"] == result["model"]["sha256"]
-        if same and older["evaluation"]["images"] > (result["evaluation"] or {"images": 0})["images"]:
-            result["evaluation"] = older["evaluation"]
+        found, there = result["evaluation"] or {"images": 0}, older["evaluation"] or {"images": 0}
+        of_others = {found.get("data_sha256"), there.get("data_sha256")} - {None}
+        if same and there["images"] > found["images"] and len(of_others) < 2:
+            result["evaluation"] = there
     except (OSError, ValueError, KeyError, TypeError):
         return
 
