@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -12,7 +14,9 @@ from locallip.data import load_embedded, pixels
 from locallip.norms import PowerNorm, WarmStarts
 from locallip.training.batches import Epoch, Images
 from locallip.training.engine import Engine
-from locallip.training.recipe import Recipe
+from locallip.training.fit import Options, fit
+from locallip.training.progress import Silent
+from locallip.training.recipe import Recipe, find
 from locallip.training.run import make_model
 from locallip.training.schedules import setting
 from tests.random_networks import ACTIVATIONS, BODIES, random_network
@@ -257,6 +261,16 @@ def test_a_captured_run_resumes_from_its_state():
         assert torch.equal(value, state[name]), name
     first, second = _train(recipe, engine, images, 1)[0], _train(recipe, other, images, 1)[0]
     assert second["worst_loss"] == pytest.approx(first["worst_loss"], rel=1e-3)
+
+
+def test_a_process_that_only_evaluates_keeps_what_the_training_needed(tmp_path):
+    recipe = replace(find("demo"), images=256, epochs=1.0, decay_epoch=0.0, warmup_epochs=0.0, ramp_epochs=1.0)
+    options = Options(out=tmp_path / "run", device=torch.device("cuda"), evaluate=False)
+    first = fit(recipe, options, Silent())["training"]["peak_memory_gb"]
+    torch.cuda.empty_cache()
+    again = fit(recipe, replace(options, evaluate=True, resume=True, limit=5), Silent())["training"]["peak_memory_gb"]
+    assert first == again
+    assert first > 0
 
 
 def test_pixels_are_the_same_numbers_as_on_the_cpu():

@@ -186,7 +186,6 @@ def _finish(run: Run, validation: ImageSet | None, test: ImageSet | None, option
     except OSError as error:
         raise RunFolderError(f"cannot write {path}: {error.strerror or error}; --resume goes on from here") from None
     plain = load_model(path).to(run.device)
-    peak = torch.cuda.max_memory_allocated(run.device) / 1e9 if run.device.type == "cuda" else None
     say = run.show.say
     say(f"trained in {duration(run.seconds)}" + (f"; weights in {path}" if options.announce else ""))
     settings: dict[str, Any] = {"limit": options.limit, "seed": recipe.seed, "say": say}
@@ -205,7 +204,7 @@ def _finish(run: Run, validation: ImageSet | None, test: ImageSet | None, option
             "epochs": recipe.epochs,
             "steps": run.total,
             "seconds_per_epoch": round(run.seconds / run.total * run.per_epoch, 3),
-            "peak_memory_gb": None if peak is None else round(peak, 2),
+            "peak_memory_gb": round(run.peak, 2) or None,  # of the training, whatever process ends it
             "others_gb": round(run.others, 2),
             "starts_gb": round(run.engine.starts.nbytes() / 1e9, 3) if run.engine.starts else 0.0,
             "validation": None,

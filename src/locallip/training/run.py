@@ -88,7 +88,7 @@ class Run:
         self.margin = margin_of(recipe, self.shape[1])
         self.per_epoch = steps_per_epoch(self.count, recipe.batch)
         self.total = max(1, round(recipe.epochs * self.per_epoch))
-        self.step, self.seconds, self.others = 0, 0.0, 0.0
+        self.step, self.seconds, self.others, self.peak = 0, 0.0, 0.0, 0.0
         self.is_cold = False  # vectors are random in the middle of a run
         self.share = share_of(recipe.batch, self.count, together)
         self._train = train if together.size == 1 else train.take(self.share.samples(self.count))
@@ -154,7 +154,7 @@ class Run:
                 rows = found.tensors[_starts_name(place)]
                 starts.load(place, rows if self.together.size == 1 else rows[mine], found.values.get("channels_last"))
         self.step, self.seconds = int(found.values["step"]), float(found.values["seconds"])
-        self.others = float(found.values.get("others", 0.0))
+        self.others, self.peak = (float(found.values.get(name, 0.0)) for name in ("others", "peak"))
         whole = self.step // self.per_epoch if self.step < self.total else math.ceil(self.total / self.per_epoch)
         if self.together.first:
             self.folder.truncate_metrics(whole)  # the last epoch may be a part of one
@@ -186,6 +186,8 @@ class Run:
     def save(self) -> None:
         """Write a checkpoint, which has the same content however many processes there are."""
         starts, sums = self._gathered_starts(), self.engine.mean_sums()
+        if self.device.type == "cuda":
+            self.peak = max(self.peak, torch.cuda.max_memory_allocated(self.device) / 1e9)
         if self.together.first:
             values: dict[str, Any] = {
                 "data": self.data,
@@ -193,6 +195,7 @@ class Run:
                 "seconds": self.seconds,
                 "epoch": self.step / self.per_epoch,
                 "others": self.others,
+                "peak": self.peak,
             }
             if starts:
                 values["channels_last"] = self.engine.layout.channels_last
