@@ -269,7 +269,7 @@ def test_radii_grow_by_branches_and_hold(guarantee: str) -> None:
     model, x, y = narrow(1, ACTIVATIONS["relu"])
     y[3] = (y[3] + 1) % 3
     plain = ll.certified_radius(model, x, y, guarantee=guarantee, seed=0)
-    found = ll.certified_radius(model, x, y, guarantee=guarantee, seed=0, branch_seconds=2.5)
+    found = ll.certified_radius(model, x, y, guarantee=guarantee, seed=0, branch_seconds=1.5)
     assert bool((found >= plain).all())
     assert bool((found > 1.02 * plain).any())
     assert found[3] == 0

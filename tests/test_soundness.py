@@ -64,8 +64,8 @@ networks = {
     "gain": st.sampled_from([0.5, 1.0, 3.0]),
     "radius": st.sampled_from([1e-3, 0.05, 0.3, 2.0]),
 }
-#: Networks a test: all that the bars ask for with LOCALLIP_THOROUGH=1, a quarter of them otherwise.
-MANY = 200 if os.environ.get("LOCALLIP_THOROUGH") else 50
+#: Networks a test: all that the bars ask for with LOCALLIP_THOROUGH=1, a fifth of them otherwise.
+MANY = 200 if os.environ.get("LOCALLIP_THOROUGH") else 40
 thorough = settings(max_examples=MANY, derandomize=True, suppress_health_check=list(HealthCheck))
 
 
