@@ -186,6 +186,13 @@ def _jpeg_cut(root: Path) -> None:
     _cut(write(root / "train" / "cat" / "b.jpg", picture(1, (40, 40))))
 
 
+def _arrays(root: Path, images: np.ndarray) -> None:
+    """As training and test images, of two classes."""
+    for split in ("train", "test"):
+        shutil.rmtree(root / split)
+        np.savez(root / f"{split}.npz", images=images, labels=np.arange(len(images)) % 2)
+
+
 def _labels(split: str, labels: list[int]):
     def change(root: Path) -> None:
         shutil.rmtree(root / split)
@@ -244,13 +251,14 @@ WRONG = {
         "x.png is no file",
     ),
     "nothing in it": (
-        lambda root: [
-            np.savez(root / f"{split}.npz", images=np.zeros((6, 0, 8, 8), np.uint8), labels=[0, 1] * 3)
-            for split in ("train", "test")
-            if not shutil.rmtree(root / split)
-        ],
+        lambda root: _arrays(root, np.zeros((6, 0, 8, 8), np.uint8)),
         DamagedData,
         "expected uint8 of shape",
+    ),
+    "channels last": (
+        lambda root: _arrays(root, np.zeros((4, 8, 8, 3), np.uint8)),
+        DamagedData,
+        "channels seem to stand last in (4, 8, 8, 3): use images.transpose(0, 3, 1, 2)",
     ),
     "too many classes": (_labels("train", [0, 1, 70000]), DamagedData, "at most 65,535, not to 70,000"),
     "numbers": (

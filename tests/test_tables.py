@@ -268,6 +268,19 @@ def test_the_short_table_has_only_rows_with_a_result_and_the_papers_figures_besi
     assert len(rows) == 3  # the row stands in three tables of the paper, and here once; `mine` in none
 
 
+def test_our_row_for_a_weight_of_the_sparsity_loss_stands_beside_the_papers(tmp_path: Path):
+    """That for 0.01 has the recipe of another table in the paper, and a schedule of its own here."""
+    name = "fast-tiny-imagenet-8c2f-local-b-sparsity-0.01"
+    bounds = {"global_lipschitz": 32.36, "local_lipschitz": 26.37, "global_certified": 19.04}
+    written(tmp_path, recipe={"name": name, "data": "tiny-imagenet"}, evaluation=bounds)
+    (row,) = [line for line in tables.readme_table(tmp_path).splitlines() if name in line]
+    assert row.startswith(
+        "| Tiny-ImageNet, 36/255 | 8C2F, Sparsity 0.01 | 30.8 / 28.4 / 20.7 | 71.23 / 65.17 / 54.91 | 54.72 |"
+    )
+    (row,) = [line for line in tables.reproducing(tmp_path).splitlines() if line.startswith("| Sparsity 0.01 |")]
+    assert row == f"| Sparsity 0.01 | 54.72 | 19.04 | 32.4 | 26.4 | `{name}`{row.rpartition('`')[2]}"
+
+
 @pytest.mark.parametrize(("others", "shared"), [(0.7, False), (30.0, True), (None, False)])
 def test_a_time_measured_beside_other_work_says_so(tmp_path: Path, others: object, shared: bool):
     written(tmp_path, training={"others_gb": others})

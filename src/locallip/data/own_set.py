@@ -289,6 +289,8 @@ def _from_npz(place: Path, training: Path, split: Split, side: int, like: Like |
         raise DamagedData(
             f"{place}: images are {tuple(images.shape)} {images.dtype}, expected uint8 of shape (N, channels, height, width)"
         )
+    if images.shape[1] > 4 >= images.shape[3]:
+        raise DamagedData(f"{place}: channels seem to stand last in {tuple(images.shape)}: use images.transpose(0, 3, 1, 2)")
     if side and images.shape[2:] != (side, side):
         raise DamagedData(
             f"{place}: images are {images.shape[3]} x {images.shape[2]} pixels, and those of .npz files are not resized: "

@@ -13,7 +13,9 @@ def pillow(why: str) -> Any:
     try:
         return importlib.import_module("PIL.Image")
     except ImportError as error:
-        raise MissingData(f"{why}, and reading them needs Pillow: pip install 'locallip[images]'") from error
+        raise MissingData(
+            f"{why}, and reading them needs Pillow: pip install 'locallip[images]', or '.[images]' in a clone"
+        ) from error
 
 
 def versions(reader: Any) -> str:
